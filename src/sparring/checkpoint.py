@@ -1,0 +1,112 @@
+"""Checkpoints: tensors and facts in one safetensors file, written whole or not at all.
+
+The file holds numbers and JSON, so that loading it can run nothing. A save goes to a temporary file beside the target,
+is flushed to the disk and then renamed over it: after a crash, a kill or a full disk the old file is still whole. A
+checksum of all tensors tells a damaged file from a good one. This module knows no model and no optimiser.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as to_bytes
+from torch import Tensor
+
+from sparring.errors import UserError
+
+_FACTS, _SUM = "sparring", "sha256"  # the two entries of the file's metadata
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a checkpoint file holds."""
+
+    tensors: dict[str, Tensor]
+    facts: dict[str, Any]  # plain JSON
+
+    def part(self, prefix: str) -> dict[str, Tensor]:
+        """The tensors whose names begin with `prefix.`, without it."""
+        cut = len(prefix) + 1
+        return {name[cut:]: tensor for name, tensor in self.tensors.items() if name.startswith(f"{prefix}.")}
+
+
+def save(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+    """Write a checkpoint atomically."""
+    # Contiguous copies on the CPU: safetensors refuses views, and shared storage would be written twice.
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    metadata = {_FACTS: json.dumps(dict(facts), sort_keys=True), _SUM: _checksum(plain)}
+    with replacing(path) as temporary:
+        temporary.write_bytes(to_bytes(plain, metadata))
+
+
+def load(path: Path, *, device: torch.device | str = "cpu") -> Checkpoint:
+    """Read a checkpoint and check that it is whole."""
+    try:
+        with safe_open(path, framework="pt", device="cpu") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no dict: not iterable)
+    except FileNotFoundError:
+        raise UserError(f"there is no checkpoint at {path}.") from None
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{path} is not a whole safetensors file ({error}). Copy it again, or use another.") from None
+    if _SUM in metadata and metadata[_SUM] != _checksum(tensors):
+        raise UserError(f"{path} is damaged: its tensors do not match their checksum. Copy it again, or use another.")
+    facts = json.loads(metadata.get(_FACTS, "{}"))
+    return Checkpoint({name: tensor.to(device) for name, tensor in tensors.items()}, facts)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a small text file atomically."""
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary path beside `path`; what was written there takes its place at the end, or never."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        _flush(temporary)
+        temporary.replace(path)
+        _flush(path.parent)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {_reason(error)} What was there before is untouched.") from None
+    finally:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def _flush(path: Path) -> None:
+    """Wait until the disk has it: a rename that overtakes its data would leave an empty file after a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _reason(error: OSError) -> str:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "the disk is full. Free some space, then continue."
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return "the folder is not writable. Change its permissions or choose another."
+    return f"{error.strerror or error}."
+
+
+def _checksum(tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        digest.update(name.encode())
+        digest.update(tensors[name].contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

@@ -1,0 +1,30 @@
+"""Errors that end in the fix.
+
+`UserError` is what the caller can mend: the command line prints it as one line and exits 2. `RunFailed` is a run that
+broke by itself (a loss that is not finite): one line, exit 1. Anything else is a bug and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(ValueError):
+    """Something the user can mend. The text says what was given, what is allowed and what to do."""
+
+
+class RunFailed(RuntimeError):
+    """The run itself failed; nothing about the call was wrong."""
+
+
+def did_you_mean(given: str, known: Iterable[str]) -> str:
+    """' Did you mean X?' for the nearest known name, or an empty string."""
+    nearest = difflib.get_close_matches(given.lower(), list(known), n=1, cutoff=0.5)
+    return f" Did you mean {nearest[0]!r}?" if nearest else ""
+
+
+def unknown(kind: str, given: str, known: Iterable[str]) -> UserError:
+    """The error for a name that is not among the known ones."""
+    names = sorted(known)
+    return UserError(f"unknown {kind} {given!r}.{did_you_mean(given, names)} Known: {', '.join(names)}.")

@@ -1,0 +1,55 @@
+"""The losses of the paper, one value per example, shaped like their equations.
+
+Every function maps logits of shape (B, C) to losses of shape (B,); the caller averages. Nothing here knows an attack, a
+schedule or a model.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
+    """-log p_y."""
+    return F.cross_entropy(logits, y, reduction="none")
+
+
+def kl(logits_nat: Tensor, logits_adv: Tensor) -> Tensor:
+    """KL(p_nat || p_adv), the gradient flowing through both."""
+    log_nat, log_adv = F.log_softmax(logits_nat, dim=1), F.log_softmax(logits_adv, dim=1)
+    return (log_nat.exp() * (log_nat - log_adv)).sum(dim=1)
+
+
+def margin(logits: Tensor, y: Tensor) -> Tensor:
+    """max_{k != y} z_k - z_y: above 0 where the model is wrong. The loss of C&W_inf.
+
+    The published code clamps it at a confidence of 50, which real logits never reach: without it, the same function.
+    """
+    z_y = logits.gather(1, y[:, None])[:, 0]
+    return best_wrong(logits, y) - z_y
+
+
+def best_wrong(scores: Tensor, y: Tensor) -> Tensor:
+    """The largest score among the wrong classes."""
+    return scores.scatter(1, y[:, None], -torch.inf).amax(dim=1)
+
+
+def boosted_cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
+    """MART's BCE: -log p_y - log(1 - max_{k != y} p_k).
+
+    The constants keep the logarithm finite and are the published ones.
+    """
+    p = F.softmax(logits, dim=1)
+    wrong = p.scatter(1, y[:, None], -1.0).argmax(dim=1)  # the index is chosen without gradient, as in argsort
+    p_wrong = p.gather(1, wrong[:, None])[:, 0]
+    return cross_entropy(logits, y) - torch.log(1.0001 - p_wrong + 1e-12)
+
+
+def mart_weighted_kl(logits_nat: Tensor, logits_adv: Tensor, y: Tensor) -> Tensor:
+    """MART's second term: KL(p_nat || p_adv) * (1 - p_nat[y]), the weight not detached."""
+    p_nat, p_adv = F.softmax(logits_nat, dim=1), F.softmax(logits_adv, dim=1)
+    divergence = (torch.xlogy(p_nat, p_nat) - p_nat * torch.log(p_adv + 1e-12)).sum(dim=1)
+    p_y = p_nat.gather(1, y[:, None])[:, 0]
+    return divergence * (1.0000001 - p_y)

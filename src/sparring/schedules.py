@@ -1,0 +1,165 @@
+"""Schedules: from the place in training to a value (learning rate, tau, eps).
+
+The place is the epoch as a real number: epoch 1 begins at 1.0 and ends just under 2.0. A schedule is written in one
+line, on the command line as in a recipe:
+
+    0.1                       constant
+    0.1,0.01@60,0.001@90      0.1, then 0.01 from epoch 60, then 0.001 from epoch 90
+    0,1@40%,2@75%             the same with starts relative to the length of the run
+    one-cycle:0.2             up linearly to 0.2 over 40 % of the run, then down to 0
+    one-cycle:0.2@25%         with the peak at 25 %
+    ramp:0..8/255@50%         linearly from 0 to 8/255 over the first half, then constant
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+from sparring.errors import UserError
+
+
+def number(text: str) -> float:
+    """A number as people write it: '0.031', '8/255', '2e-4'."""
+    top, slash, bottom = text.partition("/")
+    try:
+        value = float(top) / float(bottom) if slash else float(top)
+    except (ValueError, ZeroDivisionError):
+        raise UserError(f"{text!r} is not a number. Write for example 0.031 or 8/255.") from None
+    return value
+
+
+def spell(value: float) -> str:
+    """The shortest text that `number` reads back as the same float."""
+    return str(int(value)) if value == int(value) else repr(value)
+
+
+@dataclass(frozen=True)
+class Start:
+    """When a piece begins: at an epoch (1-based), or at a fraction of the run."""
+
+    at: float
+    relative: bool = False
+
+    def epoch(self, epochs: int) -> float:
+        """The start as an epoch; 0 % is the beginning of epoch 1 and 100 % the end of the last."""
+        return 1.0 + self.at * epochs if self.relative else self.at
+
+    def __str__(self) -> str:
+        return f"{spell(round(100 * self.at, 9))}%" if self.relative else spell(self.at)
+
+
+@dataclass(frozen=True)
+class Piecewise:
+    """`first`, then each piece's value from its start on."""
+
+    first: float
+    pieces: tuple[tuple[Start, float], ...] = ()
+
+    def at(self, place: float, epochs: int) -> float:
+        """The value at a place in a run of so many epochs."""
+        value = self.first
+        for start, after in self.pieces:
+            # A relative start rarely falls on an epoch boundary: the tolerance keeps 40 % of 5 epochs at epoch 3.
+            if place >= start.epoch(epochs) - 1e-9:
+                value = after
+        return value
+
+    def values(self) -> tuple[float, ...]:
+        """Every value it can take."""
+        return (self.first, *(value for _, value in self.pieces))
+
+    def __str__(self) -> str:
+        return ",".join([spell(self.first), *(f"{spell(value)}@{start}" for start, value in self.pieces)])
+
+
+@dataclass(frozen=True)
+class OneCycle:
+    """Linear from 0 to `peak` at a fraction `top` of the run, then linear back to 0."""
+
+    peak: float
+    top: float = 0.4
+
+    def at(self, place: float, epochs: int) -> float:
+        """The value at a place in a run of so many epochs."""
+        done = min(max((place - 1.0) / epochs, 0.0), 1.0)
+        return self.peak * (done / self.top if done < self.top else (1.0 - done) / (1.0 - self.top))
+
+    def values(self) -> tuple[float, ...]:
+        """The values that bound it."""
+        return (0.0, self.peak)
+
+    def __str__(self) -> str:
+        return f"one-cycle:{spell(self.peak)}@{spell(round(100 * self.top, 9))}%"
+
+
+@dataclass(frozen=True)
+class Ramp:
+    """Linear from `first` to `last` over the fraction `until` of the run, then constant."""
+
+    first: float
+    last: float
+    until: float = 1.0
+
+    def at(self, place: float, epochs: int) -> float:
+        """The value at a place in a run of so many epochs."""
+        done = min(max((place - 1.0) / (epochs * self.until), 0.0), 1.0)
+        return self.first + (self.last - self.first) * done
+
+    def values(self) -> tuple[float, ...]:
+        """The values that bound it."""
+        return (self.first, self.last)
+
+    def __str__(self) -> str:
+        return f"ramp:{spell(self.first)}..{spell(self.last)}@{spell(round(100 * self.until, 9))}%"
+
+
+Schedule = Piecewise | OneCycle | Ramp
+
+
+def constant(value: float) -> Piecewise:
+    """The same value throughout."""
+    return Piecewise(value)
+
+
+def parse(text: str) -> Schedule:
+    """A schedule from its one-line form."""
+    text = text.replace(" ", "")
+    if text.startswith("one-cycle:"):
+        peak, _, top = text.removeprefix("one-cycle:").partition("@")
+        return OneCycle(number(peak), _fraction(top, text)) if top else OneCycle(number(peak))
+    if text.startswith("ramp:"):
+        span, _, until = text.removeprefix("ramp:").partition("@")
+        first, dots, last = span.partition("..")
+        if not dots:
+            raise UserError(f"{text!r}: a ramp is written ramp:FIRST..LAST@50%.")
+        return Ramp(number(first), number(last), _fraction(until, text) if until else 1.0)
+    first, *rest = text.split(",")
+    if "@" in first:
+        raise UserError(f"{text!r}: the first value of a schedule has no start; write for example 0.1,0.01@60.")
+    pieces = tuple(_piece(piece, text) for piece in rest)
+    starts = [start for start, _ in pieces]
+    if len({start.relative for start in starts}) > 1:
+        raise UserError(f"{text!r}: starts are either all epochs or all per cent.")
+    if any(after.at <= before.at for before, after in itertools.pairwise(starts)):
+        raise UserError(f"{text!r}: the starts of a schedule must grow.")
+    return Piecewise(number(first), pieces)
+
+
+def _piece(piece: str, text: str) -> tuple[Start, float]:
+    value, at, start = piece.partition("@")
+    if not at:
+        raise UserError(f"{text!r}: every value after the first needs its start; write for example 0.1,0.01@60.")
+    if start.endswith("%"):
+        return Start(number(start[:-1]) / 100, relative=True), number(value)
+    if number(start) < 1:
+        raise UserError(f"{text!r}: epochs count from 1, got @{start}.")
+    return Start(number(start)), number(value)
+
+
+def _fraction(text: str, whole: str) -> float:
+    # A one-cycle needs room to come down again, a ramp may take the whole run.
+    most = 99.9 if whole.startswith("one-cycle") else 100.0
+    if not text.endswith("%") or not 0 < number(text[:-1]) <= most:
+        raise UserError(f"{whole!r}: the part after @ is a percentage of the run, above 0% and at most {most:g}%.")
+    return number(text[:-1]) / 100
