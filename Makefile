@@ -32,7 +32,7 @@ types: $(STAMP)
 	@$(BIN)/mypy
 
 unit: $(STAMP)
-	@$(BIN)/python -m pytest -n 2 --dist worksteal
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 bench: $(STAMP)
 	@for file in benchmarks/bench_*.py; do $(BIN)/python $$file || exit 1; done

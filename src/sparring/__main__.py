@@ -1,0 +1,5 @@
+"""`python -m sparring`."""
+
+from sparring.cli import main
+
+raise SystemExit(main())

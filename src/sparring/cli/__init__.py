@@ -1,0 +1,69 @@
+"""The command `sparring`: one module per subcommand, and the exit codes.
+
+0 done; 2 something the user can mend (one line, no traceback); 1 the run failed or was interrupted.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+from sparring._version import __version__
+from sparring.errors import RunFailed, UserError, did_you_mean
+
+# Name -> (module, what it does). Modules are imported only when called: `sparring --help` answers at once.
+COMMANDS = {
+    "demo": ("sparring.cli.demo", "train three models on digits in two minutes and read why friendly training wins"),
+    "train": ("sparring.cli.train", "train a model by a recipe, on a built-in data set or your own images"),
+    "evaluate": ("sparring.cli.evaluate", "measure how robust a model is"),
+    "export": ("sparring.cli.export", "write a trained model as plain weights"),
+    "recipes": ("sparring.cli.recipes", "list the recipes, or show one"),
+    "data": ("sparring.cli.data", "list the data sets, or fetch one"),
+}
+USAGE = """usage: sparring COMMAND [options]
+
+{commands}
+
+Examples:
+  sparring demo
+  sparring train fat-digits --out runs/first
+  sparring train fat-cifar10-resnet18 --epochs 30 --attack.eps 8/255 --seed 3
+  sparring train fat-digits --data folder:my-images
+  sparring COMMAND --help"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    words = sys.argv[1:] if argv is None else argv
+    try:
+        return _dispatch(words)
+    except UserError as error:
+        return _say(str(error), 2)
+    except RunFailed as error:
+        return _say(str(error), 1)
+    except KeyboardInterrupt:
+        return _say("interrupted.", 1)
+    except BrokenPipeError:  # `sparring recipes | head`
+        sys.stderr.close()
+        return 0
+
+
+def _dispatch(words: list[str]) -> int:
+    if not words or words[0] in ("-h", "--help", "help"):
+        width = max(map(len, COMMANDS))
+        print(USAGE.format(commands="\n".join(f"  {name:{width}}  {about}" for name, (_, about) in COMMANDS.items())))
+        return 0
+    if words[0] in ("-V", "--version"):
+        print(f"sparring {__version__}")
+        return 0
+    name, rest = words[0], words[1:]
+    if name not in COMMANDS:
+        raise UserError(f"unknown command {name!r}.{did_you_mean(name, COMMANDS)} Known: {', '.join(COMMANDS)}.")
+    run = importlib.import_module(COMMANDS[name][0]).run
+    code: int = run(rest)
+    return code
+
+
+def _say(message: str, code: int) -> int:
+    print(f"sparring: {message}", file=sys.stderr)
+    return code

@@ -1,0 +1,56 @@
+"""`sparring data`: what is here, and how to get the rest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from sparring import data
+from sparring.cli.arguments import parse
+from sparring.errors import UserError
+
+DESCRIPTION = """List the data sets, or fetch one.
+
+Examples:
+  sparring data
+  sparring data fetch cifar10
+  sparring data fetch cifar10 --source ~/Downloads/cifar-10-python.tar.gz
+  sparring data fetch svhn --source folder-with-the-mat-files"""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to do."""
+
+    action: Annotated[Literal["list", "fetch"], tyro.conf.Positional] = "list"
+    """list what is here, or fetch a data set."""
+    name: Annotated[str | None, tyro.conf.Positional] = None
+    """Which data set to fetch."""
+    source: Path | None = None
+    """An archive, file or folder you already have."""
+    root: Path | None = None
+    """Where data sets are kept; $SPARRING_DATA or ~/.cache/sparring unless given."""
+
+
+def run(argv: list[str]) -> int:
+    """The command."""
+    options = parse(Options, argv, prog="sparring data", description=DESCRIPTION)
+    if options.action == "list":
+        table = Table("data", "here", "where", "how to get it", box=None, pad_edge=False)
+        for found in data.describe(root=options.root):
+            table.add_row(found.name, "yes" if found.present else "no", found.where, found.how)
+        Console().print(table)
+        return 0
+    if options.name is None:
+        raise UserError(f"which data set? Write for example: sparring data fetch cifar10. {_FETCHABLE}")
+    path = data.fetch(options.name, root=options.root, source=options.source)
+    print(f"{options.name} is here: {path}")
+    return 0
+
+
+_FETCHABLE = f"Can be fetched: {', '.join(data.FETCHABLE)}."

@@ -1,0 +1,86 @@
+"""A progress bar for training: place, time left, mean back-propagations; one line per finished epoch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from sparring.config import Config
+
+_REFRESH = 0.5  # seconds between looks at the mean, which makes a GPU wait
+
+
+class _Remaining(ProgressColumn):
+    """Time left from the mean speed of this session: rich's own estimate jumps with the validation pauses."""
+
+    def render(self, task: Task) -> Text:
+        done = task.completed - task.fields["first"]
+        if not done or task.elapsed is None or task.total is None:
+            return Text("ETA -:--:--", style="progress.remaining")
+        left = int(task.elapsed / done * (task.total - task.completed))
+        return Text(f"ETA {left // 3600}:{left // 60 % 60:02}:{left % 60:02}", style="progress.remaining")
+
+
+class TrainingBar:
+    """Watches a training. Where the output is no terminal, only the epoch lines appear."""
+
+    def __init__(self, console: Console | None = None, *, title: str = "") -> None:
+        self.console = console or Console()
+        self.title = title
+        self.progress: Progress | None = None
+        self.looked = 0.0
+        self.steps = 0
+
+    def begin(self, config: Config, *, steps: int, epoch: int) -> None:
+        """Training begins, or goes on, at this epoch."""
+        self.steps, self.epochs = steps, config.epochs
+        first = (epoch - 1) * steps
+        self.progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.percentage:>3.0f}%"),
+            TextColumn("{task.fields[backprops]}"),
+            TimeElapsedColumn(),
+            _Remaining(),
+            console=self.console,
+            transient=True,
+            disable=not self.console.is_terminal,
+        )
+        self.progress.start()
+        self.task = self.progress.add_task(
+            self._describe(epoch), total=config.epochs * steps, completed=first, first=first, backprops=""
+        )
+
+    def _describe(self, epoch: int) -> str:
+        return f"{self.title}epoch {min(epoch, self.epochs)}/{self.epochs}"
+
+    def step(self, epoch: int, step: int, backprops: Callable[[], float]) -> None:
+        """A step is done."""
+        assert self.progress is not None
+        done = (epoch - 1) * self.steps + step
+        now = time.perf_counter()
+        if self.console.is_terminal and now - self.looked > _REFRESH:
+            self.looked = now
+            self.progress.update(self.task, backprops=f"{backprops():.1f} BPs")
+        self.progress.update(self.task, completed=done, description=self._describe(epoch))
+
+    def epoch(self, record: dict[str, Any], *, best: bool) -> None:
+        """An epoch is done."""
+        tau = "" if record["tau"] is None else f"  tau {record['tau']}"
+        self.console.print(
+            f"{self.title}epoch {record['epoch']:3}  loss {record['loss']:.3f}  natural {record['natural']:6.1%}  "
+            f"PGD-10 {record['pgd10']:6.1%}  {record['backprops']:4.1f} BPs{tau}  {record['seconds']:.1f} s  "
+            f"{record['images_per_second']:.0f} images/s{'  best' if best else ''}",
+            highlight=False,
+            soft_wrap=True,
+        )
+
+    def end(self) -> None:
+        """Training stops."""
+        if self.progress is not None:
+            self.progress.stop()

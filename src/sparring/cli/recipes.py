@@ -1,0 +1,46 @@
+"""`sparring recipes`: the list, or one recipe in full."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Annotated
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from sparring import config, recipes
+from sparring.cli.arguments import parse
+
+DESCRIPTION = """List the recipes, or show one in full.
+
+Examples:
+  sparring recipes
+  sparring recipes fat-cifar10-resnet18"""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to show."""
+
+    name: Annotated[str | None, tyro.conf.Positional] = None
+    """A recipe; all of them unless given."""
+
+
+def run(argv: list[str]) -> int:
+    """The command."""
+    name = parse(Options, argv, prog="sparring recipes", description=DESCRIPTION).name
+    console = Console()
+    if name is None:
+        table = Table("recipe", "what", "cost", "expect", box=None, pad_edge=False)
+        for recipe in recipes.RECIPES.values():
+            table.add_row(recipe.name, recipe.about, recipe.cost, recipe.expect)
+        console.print(table)
+        console.print("\nOne in full: sparring recipes NAME    Run one: sparring train NAME")
+        return 0
+    recipe = recipes.find(name)
+    console.print(f"{recipe.name}: {recipe.about}\ncost: {recipe.cost}\nexpect: {recipe.expect}", highlight=False)
+    console.print(f"run it: {recipe.command}\n", highlight=False)
+    console.print_json(json.dumps(config.to_json(recipe.config)))
+    return 0

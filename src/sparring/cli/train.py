@@ -1,0 +1,160 @@
+"""`sparring train`: a recipe, overrides, a folder; a progress bar; a clean stop on Ctrl-C and SIGTERM."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import torch
+import tyro
+
+from sparring import recipes, runs
+from sparring.cli.arguments import parse
+from sparring.cli.progress import TrainingBar
+from sparring.config import Config
+from sparring.data import load
+from sparring.errors import UserError
+from sparring.train import Interrupted, train
+
+DESCRIPTION = """Train a model by a recipe; any part of the recipe can be replaced.
+
+Examples:
+  sparring train fat-digits
+  sparring train fat-cifar10-resnet18 --epochs 30 --attack.eps 8/255 --seed 3
+  sparring train fat-digits --data folder:my-images --model resnet18
+  sparring train --out runs/fat-digits-seed0 --resume
+
+Recipes: sparring recipes"""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a run computes, and where and how it happens."""
+
+    config: Annotated[Config, tyro.conf.arg(name="")]
+    out: Path | None = None
+    """Run folder; runs/RECIPE-seedN unless given."""
+    resume: bool = False
+    """Continue the run in the folder, if it holds one."""
+    overwrite: bool = False
+    """Replace a run that is already in the folder."""
+    device: str = "auto"
+    """auto, cpu, cuda or cuda:N."""
+    tensorboard: bool = True
+    """Write TensorBoard events into the run folder."""
+
+
+def run(argv: list[str]) -> int:
+    """The command."""
+    recipe, options = _options(argv)
+    wanted = options.config
+    folder = options.out or Path("runs") / f"{recipe or 'run'}-seed{wanted.seed}"
+    device = pick_device(options.device)
+    data = load(wanted.data)
+    print(f"{wanted.objective} on {data.name} ({len(data.train)} images, {data.num_classes} classes) -> {folder}")
+    try:
+        with stopping() as stop:
+            train(
+                wanted,
+                folder,
+                recipe=recipe,
+                resume=options.resume,
+                overwrite=options.overwrite,
+                device=device,
+                data=data,
+                watch=TrainingBar(),
+                stop=stop,
+                tensorboard=options.tensorboard,
+            )
+    except Interrupted as interrupted:
+        print(f"{interrupted}. Continue with: sparring train --out {folder} --resume")
+        return 1
+    _summary(folder)
+    return 0
+
+
+def _options(argv: list[str]) -> tuple[str, Options]:
+    """The recipe's name and what the command line makes of it. Without a recipe, the one of the run to resume."""
+    if argv and not argv[0].startswith("-"):
+        recipe, rest = argv[0], argv[1:]
+        base = recipes.find(recipe).config
+    else:
+        recipe, base, rest = "", Config(), argv
+        out = _value_of("--out", argv)
+        if "--resume" in argv and out is not None:
+            found = runs.open_run(Path(out))
+            recipe, base = found.recipe, found.config
+        elif not {"-h", "--help"} & set(argv):
+            raise UserError("which recipe? Write for example: sparring train fat-digits. All: sparring recipes.")
+    prog = f"sparring train {recipe}".rstrip()
+    return recipe, parse(Options, rest, prog=prog, description=DESCRIPTION, default=Options(base))
+
+
+def _value_of(flag: str, argv: list[str]) -> str | None:
+    for word, following in itertools.pairwise([*argv, ""]):
+        if word == flag and following:
+            return following
+        if word.startswith(f"{flag}="):
+            return word.removeprefix(f"{flag}=")
+    return None
+
+
+def pick_device(name: str) -> torch.device:
+    """A device that is there."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"unknown device {name!r}. Write auto, cpu, cuda or cuda:N.") from None
+    if device.type not in ("cpu", "cuda"):
+        raise UserError(f"device {name!r} is not supported. Write auto, cpu, cuda or cuda:N.")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UserError(f"device {name!r} is not here: {torch.cuda.device_count()} CUDA devices. Use --device cpu.")
+    return device
+
+
+@contextmanager
+def stopping() -> Iterator[Flag]:
+    """Ctrl-C and SIGTERM raise a flag instead of an exception; a second Ctrl-C interrupts at once."""
+    flag = Flag()
+    before = {number: signal.signal(number, flag.raised) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield flag
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class Flag:
+    """Up once a signal has come; calling it tells."""
+
+    def __init__(self) -> None:
+        self.up = False
+
+    def __call__(self) -> bool:
+        """Whether to stop."""
+        return self.up
+
+    def raised(self, number: int, frame: FrameType | None) -> None:
+        """The signal handler."""
+        if self.up and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.up = True
+
+
+def _summary(folder: Path) -> None:
+    records = runs.read_metrics(folder)
+    best = max(records, key=lambda record: (record["pgd10"], record["natural"], -record["epoch"]))
+    for name, record in (("best", best), ("last", records[-1])):
+        print(
+            f"{name}: epoch {record['epoch']}, validation natural {record['natural']:.1%}, "
+            f"PGD-10 {record['pgd10']:.1%}  ({folder / f'{name}.safetensors'})"
+        )
+    print(f"Now measure it on test data: sparring evaluate {folder}")

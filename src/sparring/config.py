@@ -1,0 +1,117 @@
+"""The configuration of a run: everything that decides what it computes, and nothing that does not.
+
+A recipe is one `Config`; the command line replaces fields of it; the run folder keeps it as JSON. Where a run happens
+(device, folder, progress) is not part of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from sparring import schedules
+from sparring.attacks.setting import check_radius
+from sparring.data import Dataset
+from sparring.errors import UserError
+from sparring.objectives import Attack
+from sparring.schedules import Schedule, constant
+
+ObjectiveName = Literal["standard", "madry", "fat", "trades", "fat-trades", "mart", "fat-mart"]
+
+
+@dataclass(frozen=True)
+class Config:
+    """One training run."""
+
+    objective: ObjectiveName = "fat"
+    """What is minimised."""
+    data: str = "digits"
+    """digits, cifar10, svhn, npz:FILE or folder:PATH (one subfolder per class)."""
+    model: str = "tiny_cnn"
+    """tiny_cnn, small_cnn, resnet18, or a wide ResNet such as wrn-34-10."""
+    normalize: bool = False
+    """Subtract the training data's mean and divide by its deviation, in a layer of the model."""
+    attack: Attack = field(default_factory=Attack)
+    beta: float = 6.0
+    """Weight of the regulariser in TRADES and MART."""
+    epochs: int = 30
+    batch_size: int = 128
+    lr: Schedule = constant(0.1)  # noqa: RUF009 (a frozen value)
+    """Learning rate: 0.1, or 0.1,0.01@60, or one-cycle:0.2."""
+    momentum: float = 0.9
+    weight_decay: float = 2e-4
+    augment: Literal["none", "flip", "crop", "crop-flip"] = "none"
+    validation: int = 1000
+    """Training images held out to choose the best epoch by."""
+    validation_eps: float = 8 / 255
+    """Radius of the PGD-10 (step eps/4) that measures robust accuracy on them."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in (("epochs", 1), ("batch_size", 1), ("validation", 1), ("seed", 0)):
+            value = getattr(self, name)
+            if value < least:
+                raise UserError(f"{name} must be at least {least}, got {value}.")
+        for name, value in (("beta", self.beta), ("weight_decay", self.weight_decay)):
+            if not 0 <= value < float("inf"):
+                raise UserError(f"{name} must be finite and at least 0, got {value}.")
+        if not 0 <= self.momentum < 1:
+            raise UserError(f"momentum must lie in [0, 1), got {self.momentum}.")
+        if min(self.lr.values()) < 0 or not 0 < max(self.lr.values()) < float("inf"):
+            raise UserError(f"lr must be finite and positive, got {self.lr}.")
+        check_radius("validation_eps", self.validation_eps)
+
+
+def to_json(config: Config) -> dict[str, Any]:
+    """Plain JSON, schedules in their one-line form."""
+    return _plain(config)
+
+
+def _plain(declared: Config | Attack) -> dict[str, Any]:
+    values = {item.name: getattr(declared, item.name) for item in dataclasses.fields(declared)}
+    return {
+        name: _plain(value) if isinstance(value, Attack) else str(value) if isinstance(value, Schedule) else value
+        for name, value in values.items()
+    }
+
+
+def from_json(given: dict[str, Any]) -> Config:
+    """The configuration that `to_json` wrote."""
+    attack = dict(given.get("attack", {}))
+    for name in {"eps", "tau"} & attack.keys():
+        attack[name] = schedules.parse(str(attack[name]))
+    try:
+        whole = {**given, "attack": Attack(**attack)}
+        if "lr" in whole:
+            whole["lr"] = schedules.parse(str(whole["lr"]))
+        return Config(**whole)
+    except TypeError as error:
+        raise UserError(f"this configuration was not written by this version of Sparring: {error}.") from None
+
+
+def differences(one: Config, other: Config) -> list[str]:
+    """The fields in which two configurations differ, in words."""
+    before, after = _flat(to_json(one)), _flat(to_json(other))
+    return [f"{name} {before[name]} -> {after[name]}" for name in before if before[name] != after[name]]
+
+
+def _flat(nested: dict[str, Any]) -> dict[str, Any]:
+    flat = {name: value for name, value in nested.items() if name != "attack"}
+    return flat | {f"attack.{name}": value for name, value in nested["attack"].items()}
+
+
+def model_facts(config: Config, data: Dataset) -> dict[str, Any]:
+    """What it takes to build the model again: kept in every checkpoint."""
+    normalize = None
+    if config.normalize:
+        pixels = data.train.x.transpose(0, 1).flatten(1)  # uint8, one row per channel
+        rows = [row.double() / 255 for row in pixels]
+        normalize = [[row.mean().item() for row in rows], [row.std().item() for row in rows]]
+    return {
+        "name": config.model,
+        "num_classes": data.num_classes,
+        "channels": data.channels,
+        "size": list(data.size),
+        "normalize": normalize,
+    }

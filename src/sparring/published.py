@@ -1,0 +1,237 @@
+"""Reads the checkpoints other people publish (.pt, .pth, .pth.tar), and runs nothing from them.
+
+Only tensors and plain containers are unpickled (`torch.load(weights_only=True)`). The few things peers often save
+beside their weights (an argparse.Namespace, NumPy scalars, paths, dates) are answered with a stand-in that remembers
+nothing, so neither argparse nor NumPy sees the file's data; every other object is refused by name. What is left is
+brought to plain key names: nesting, wrappers' prefixes and parts that no forward pass uses are taken away, each with
+a note that says so. Must not know which architectures exist: that is `sparring.weights`.
+"""
+
+from __future__ import annotations
+
+import re
+import tarfile
+import warnings
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparring.errors import UserError
+
+# Where peers keep the weights inside their file, the most telling first.
+NESTS = ("state_dict", "model_state_dict", "model_state", "net", "model", "network", "weights", "params", "ema")
+# Registered buffers by which a first layer normalises: (mean, std) as peers name them.
+NORMALISERS = (("mean", "std"), ("mu", "sigma"), ("new_mean", "new_std"))
+_INERT = (
+    "argparse.Namespace",
+    *(f"numpy{core}.multiarray.{name}" for core in (".core", "._core") for name in ("scalar", "_reconstruct")),
+    "numpy.dtype",
+    "numpy.ndarray",
+    *(f"pathlib{local}.{name}" for local in ("", "._local") for name in ("PosixPath", "WindowsPath", "Path")),
+    *(f"datetime.{name}" for name in ("datetime", "date", "timedelta")),
+)
+_DEPTH = 4  # how deep weights are looked for
+_FIX = "Save its weights alone: torch.save(model.state_dict(), 'weights.pt')."
+
+
+@dataclass(frozen=True)
+class Published:
+    """What a published file holds, with plain key names."""
+
+    tensors: dict[str, Tensor]  # float32 where they are real numbers
+    normalize: tuple[list[float], list[float]] | None = None  # (mean, std), where the file has such a layer
+    facts: dict[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+class _StandIn:
+    """Takes the place of an object that is of no use here: accepts what its pickle says and forgets it."""
+
+    def __new__(cls, *_: object) -> _StandIn:
+        return super().__new__(cls)
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def __setstate__(self, _: object) -> None:
+        pass
+
+
+def read(path: Path) -> Published:
+    """The weights of a published checkpoint."""
+    refuse_impostor(path)
+    content = _unpickle(path)
+    named, notes = _find(content, path)
+    found = plain(named, path)
+    epoch = content.get("epoch") if isinstance(content, Mapping) else None
+    facts = {"epoch": epoch} if type(epoch) is int else {}
+    return Published(found.tensors, found.normalize, facts, (*notes, *found.notes))
+
+
+def plain(named: Mapping[str, Tensor], path: Path) -> Published:
+    """Bring the tensors of a network to plain key names: no wrapper's prefix, no unused part."""
+    notes: list[str] = []
+    tensors, normalize = _take_normalisation(dict(named), path)
+    if normalize is not None:
+        notes.append(f"the file carries a normalisation layer, which is used: mean {normalize[0]}, std {normalize[1]}.")
+    tensors = {key: tensor for key, tensor in tensors.items() if key.rpartition(".")[2] != "n_averaged"}
+    while True:
+        first = {key.partition(".")[0] for key in tensors}
+        if first == {"model", "attacker"}:  # the robustness library saves the network twice
+            tensors = {key: tensor for key, tensor in tensors.items() if key.startswith("model.")}
+            notes.append("left out attacker.*: a second copy of the network.")
+        elif len(first) == 1 and all(key.count(".") >= 2 for key in tensors if not key.endswith("num_batches_tracked")):
+            (prefix,) = first
+            tensors = {key.removeprefix(f"{prefix}."): tensor for key, tensor in tensors.items()}
+            notes.append(f"took the prefix {prefix!r} off every key.")
+        else:
+            break
+    unused = [key for key in tensors if key.startswith("sub_block1.")]
+    if unused:
+        tensors = {key: tensor for key, tensor in tensors.items() if key not in unused}
+        notes.append(f"left out sub_block1 ({len(unused)} tensors): the published WRN makes it and never uses it.")
+    return Published(_as_numbers(tensors, path), normalize, notes=tuple(notes))
+
+
+def refuse_impostor(path: Path) -> None:
+    """Refuse what only has the name of a checkpoint: an empty file, a web page, a pointer, other text."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(512)
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}. Check the path and its permissions.") from None
+    text = head.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+    if not head:
+        raise UserError(f"{path} is empty: the download or copy failed. Fetch it again.")
+    if text.startswith((b"<!doctype", b"<html", b"<head", b"<?xml", b"<script", b"<!--")):
+        raise UserError(f"{path}: this is a web page, not a checkpoint: the download failed. Fetch the file itself.")
+    if text.startswith(b"version https://git-lfs"):
+        raise UserError(f"{path} is a Git LFS pointer, not the file it stands for. Run `git lfs pull`.")
+    if head[:1] in (b"{", b"[") and all(32 <= byte < 127 or byte in b"\t\r\n" for byte in head):
+        raise UserError(f"{path} is a text file, not a checkpoint. Give a .safetensors, .pt, .pth or .pth.tar file.")
+
+
+def _unpickle(path: Path) -> Any:
+    stand_ins: list[Any] = [(_StandIn, name) for name in _INERT]
+    try:
+        with warnings.catch_warnings(), torch.serialization.safe_globals(stand_ins):
+            warnings.simplefilter("ignore")  # about pickle protocols and storages: of no use to the caller
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # a damaged or hostile pickle can fail anywhere; nothing of it has run
+        raise UserError(f"{path} {_complaint(path, error)}") from None
+
+
+def _complaint(path: Path, error: Exception) -> str:
+    """Why a file could not be read, and what to do."""
+    text = str(error)
+    named = re.search(r"GLOBAL (\S+) (?:was not|whose module)", text)
+    if named:
+        return f"holds a pickled program object ({named[1]}), which could run code when it is read: refused. {_FIX}"
+    if "TorchScript" in text:
+        return f"is a TorchScript program, not a checkpoint. {_FIX}"
+    if "legacy .tar format" in text or tarfile.is_tarfile(path):
+        return f"is a tar archive. Unpack it first; if it is a checkpoint of torch 0.1: {_FIX}"
+    with path.open("rb") as file:
+        zipped = file.read(2) == b"PK"
+    if zipped and not zipfile.is_zipfile(path):
+        return "is cut short: a zip archive without its end. Copy or download it again."
+    if zipped and not any(name.endswith("data.pkl") for name in _names(path)):
+        return "is a zip archive, but not one that torch.save wrote. Unpack it, or give another file."
+    reason = re.sub(r"\s+", " ", text.rpartition("WeightsUnpickler error:")[2]).strip() or type(error).__name__
+    return f"is not a whole checkpoint of torch.save ({reason[:120].rstrip('.')}). Copy it again, or use another."
+
+
+def _names(path: Path) -> list[str]:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return archive.namelist()
+    except (zipfile.BadZipFile, OSError):
+        return []
+
+
+def _find(content: Any, path: Path) -> tuple[dict[str, Tensor], list[str]]:
+    """The mapping that holds the weights, however deep the file keeps it."""
+    found = dict(_weights_in(content, ()))
+    if not found:
+        kind = f"a dictionary of {_listed(list(content))}" if isinstance(content, Mapping) else type(content).__name__
+        raise UserError(f"{path} holds no weights of a network: it is {kind}. {_FIX}")
+    named = [place for nest in NESTS for place in found if place[-1:] == (nest,)]
+    place = () if () in found else next(iter(named or found))
+    others = [".".join(other) for other in found if other != place]
+    if others and not named and place:
+        raise UserError(f"{path} holds several networks ({_listed(['.'.join(p) for p in found])}). Save one alone.")
+    notes = [f"read the weights under {'.'.join(place)!r}."] if place else []
+    if others:
+        notes.append(f"there are other weights in the file, not read: {_listed(others)}.")
+    return found[place], notes
+
+
+def _weights_in(content: Any, place: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], dict[str, Tensor]]]:
+    inside: Iterator[tuple[Any, Any]]
+    if isinstance(content, Mapping):
+        inside = iter(content.items())
+    elif isinstance(content, Sequence) and not isinstance(content, str | bytes):
+        inside = iter(enumerate(content))
+    else:
+        return
+    items = [(str(key), value) for key, value in inside if isinstance(key, str | int)]
+    # A network has weights; a bag of moments or statistics has not.
+    tensors = {key: value for key, value in items if isinstance(value, Tensor)}
+    if any(key.endswith("weight") for key in tensors):
+        yield place, tensors
+    if len(place) < _DEPTH:
+        for key, value in items:
+            if not re.match("optim|sched|scaler", key):
+                yield from _weights_in(value, (*place, key))
+
+
+def _take_normalisation(
+    tensors: dict[str, Tensor], path: Path
+) -> tuple[dict[str, Tensor], tuple[list[float], list[float]] | None]:
+    """Take (mean, std) out, by whatever name a first layer keeps them."""
+    pairs: list[tuple[list[float], list[float]]] = []
+    for key in list(tensors):
+        parent, dot, last = key.rpartition(".")
+        for mean_name, std_name in NORMALISERS:
+            other = f"{parent}{dot}{std_name}"
+            if last == mean_name and other in tensors and tensors[key].numel() == tensors[other].numel() <= 16:
+                mean, std = tensors.pop(key), tensors.pop(other)
+                pairs.append((_short(mean), _short(std)))
+    if not pairs:
+        return tensors, None
+    if any(pair != pairs[0] for pair in pairs):
+        raise UserError(f"{path} holds {len(pairs)} different normalisation layers: {pairs}. Save the network alone.")
+    mean_values, _ = pairs[0]
+    if any(abs(value) > 1.5 for value in mean_values):
+        raise UserError(
+            f"{path} normalises pixels of 0..255 (mean {mean_values}); here pixels lie in [0, 1]. "
+            "Divide its mean and std by 255 and save it again."
+        )
+    return tensors, pairs[0]
+
+
+def _short(tensor: Tensor) -> list[float]:
+    """The numbers as a person wrote them: the shortest decimals that give the same float32."""
+    return [float(f"{value:.7g}") for value in tensor.detach().to(torch.float32).flatten().tolist()]
+
+
+def _as_numbers(tensors: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
+    """float32 where real, untouched where whole; anything else, or a number that is none, is refused."""
+    numbers: dict[str, Tensor] = {}
+    for key, tensor in tensors.items():
+        if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_complex() or tensor.is_meta:
+            raise UserError(f"{path}: {key} is not a tensor of plain numbers. Save the weights dense, in float32.")
+        numbers[key] = tensor.detach().to(torch.float32) if tensor.is_floating_point() else tensor.detach()
+        if not torch.isfinite(numbers[key]).all():
+            raise UserError(f"{path}: {key} holds numbers that are not finite: its training diverged. Use another.")
+    return numbers
+
+
+def _listed(names: Sequence[object], most: int = 4) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(repr(name) for name in names[:most]) + more

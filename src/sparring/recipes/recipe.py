@@ -1,0 +1,23 @@
+"""What a recipe is: a configuration with a name, a cost and an expectation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sparring.config import Config
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One line of `sparring recipes`."""
+
+    name: str
+    config: Config
+    about: str
+    cost: str  # measured, with the hardware
+    expect: str  # measured, with n; or "not measured here yet"
+
+    @property
+    def command(self) -> str:
+        """How to run it."""
+        return f"sparring train {self.name}"

@@ -1,0 +1,148 @@
+"""The run folder: what a training leaves behind, and what it needs to go on.
+
+    config.json           the recipe's name and the whole configuration
+    environment.json      versions, hardware and command of every session that worked on the run
+    metrics.jsonl         one line per epoch
+    last.safetensors      everything needed to continue: weights, momentum, place in the epoch
+    best.safetensors      the weights of the best epoch on validation data
+    events.out.tfevents…  the same metrics for TensorBoard
+
+Knows files only: no model, no training. A folder that holds a run is never written over unless asked.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparring import checkpoint, config
+from sparring._version import __version__
+from sparring.checkpoint import Checkpoint
+from sparring.config import Config
+from sparring.errors import UserError
+
+CONFIG, ENVIRONMENT, METRICS = "config.json", "environment.json", "metrics.jsonl"
+LAST, BEST = "last.safetensors", "best.safetensors"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run folder."""
+
+    folder: Path
+    config: Config
+    recipe: str
+
+    def last(self, device: torch.device | str = "cpu") -> Checkpoint | None:
+        """The checkpoint to continue from, or None before the first."""
+        path = self.folder / LAST
+        return checkpoint.load(path, device=device) if path.exists() else None
+
+    def save(self, name: str, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+        """Write a checkpoint, whole or not at all."""
+        checkpoint.save(self.folder / name, tensors, {"recipe": self.recipe, "data": self.config.data, **facts})
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """The records of all epochs, in order."""
+        return read_metrics(self.folder)
+
+    def keep_metrics(self, epochs: int) -> None:
+        """Drop what was recorded after the first `epochs` epochs: a run that goes on records it again."""
+        kept = [record for record in self.metrics() if record["epoch"] <= epochs]
+        checkpoint.write_text(self.folder / METRICS, "".join(json.dumps(record) + "\n" for record in kept))
+
+    def record(self, metrics: Mapping[str, Any]) -> None:
+        """Append one epoch's record, and wait until the disk has it."""
+        try:
+            with (self.folder / METRICS).open("a", encoding="utf-8") as file:
+                file.write(json.dumps(dict(metrics)) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise UserError(f"cannot write {self.folder / METRICS}: {error.strerror}.") from None
+
+
+def create(folder: Path, wanted: Config, recipe: str, *, overwrite: bool = False) -> Run:
+    """A new run folder with its configuration in it."""
+    if (folder / CONFIG).exists() or (folder / LAST).exists():
+        if not overwrite:
+            raise UserError(
+                f"{folder} already holds a run. Continue it with --resume, choose another folder with --out, "
+                "or replace it with --overwrite."
+            )
+        _clear(folder)
+    elif folder.is_dir() and any(folder.iterdir()):
+        raise UserError(f"{folder} exists and is not a run folder. Choose another with --out.")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make the folder {folder}: {error.strerror}. Choose another with --out.") from None
+    written = {"recipe": recipe, "sparring": __version__, "config": config.to_json(wanted)}
+    checkpoint.write_text(folder / CONFIG, json.dumps(written, indent=2) + "\n")
+    return Run(folder, wanted, recipe)
+
+
+def open_run(folder: Path) -> Run:
+    """The run in a folder; what a kill left half-written is swept away."""
+    path = folder / CONFIG
+    if not path.exists():
+        raise UserError(f"{folder} holds no run (no {CONFIG} in it).")
+    try:
+        written = json.loads(path.read_text(encoding="utf-8"))
+        found = config.from_json(written["config"])
+    except (json.JSONDecodeError, KeyError, UnicodeDecodeError):
+        raise UserError(f"{path} is damaged: it is not the JSON that a run writes.") from None
+    for leftover in folder.glob(".*.tmp"):
+        leftover.unlink(missing_ok=True)
+    return Run(folder, found, str(written.get("recipe", "")))
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """The epochs recorded in a folder. A last line that a kill cut short is no record."""
+    path = folder / METRICS
+    records: list[dict[str, Any]] = []
+    if path.exists():
+        for line in path.read_text(encoding="utf-8").splitlines():
+            with suppress(json.JSONDecodeError):
+                records.append(json.loads(line))
+    return records
+
+
+def note_environment(folder: Path, device: torch.device) -> None:
+    """Add this session's versions, hardware and command to environment.json."""
+    path = folder / ENVIRONMENT
+    sessions = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    sessions.append({"started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **environment(device)})
+    checkpoint.write_text(path, json.dumps(sessions, indent=2) + "\n")
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """Versions and hardware, as every result records them. No host name and no absolute path."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU"
+    return {
+        "sparring": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "device": name,
+        "threads": torch.get_num_threads(),
+        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+    }
+
+
+def _clear(folder: Path) -> None:
+    """Remove a run's own files, and nothing else."""
+    for name in (CONFIG, ENVIRONMENT, METRICS, LAST, BEST):
+        (folder / name).unlink(missing_ok=True)
+    for path in [*folder.glob("events.out.tfevents.*"), *folder.glob(".*.tmp")]:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,322 @@
+"""The training loop: the main path of the data, from images to checkpoints.
+
+    batch -> search (eval mode) -> loss (train mode) -> SGD -> tally;   each epoch: validate, record, save
+
+Every random draw is named by (seed, epoch, step), so the state of a run is its weights, its momentum and its place, and
+a run that was killed continues bit for bit (on one machine's CPU; tests/test_train.py kills it ten times). A loss or
+gradient that is not finite stops the run before the update. This module knows no attack and no objective by name.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from sparring import models, runs
+from sparring.attacks import pgd
+from sparring.checkpoint import Checkpoint
+from sparring.config import Config, differences, model_facts
+from sparring.data import Dataset, Split, batches, count_batches, hold_out, load
+from sparring.errors import RunFailed, UserError
+from sparring.objectives import OBJECTIVES
+from sparring.seeds import derive_seed, generator
+
+_WEIGHTS, _HOLD_OUT, _ATTACK, _VALIDATION = range(1, 5)  # what a draw is for
+_EVALUATION_BATCH = 500
+SAVE_EVERY = 300.0  # seconds between checkpoints within an epoch: the most that a power cut can cost
+
+
+class Watch(Protocol):
+    """Somebody who looks on: a progress bar, a log."""
+
+    def begin(self, config: Config, *, steps: int, epoch: int) -> None:
+        """Training begins, or goes on, at this epoch; an epoch has so many steps."""
+
+    def step(self, epoch: int, step: int, backprops: Callable[[], float]) -> None:
+        """A step is done. `backprops()` gives the epoch's mean so far, and makes a GPU wait."""
+
+    def epoch(self, record: dict[str, Any], *, best: bool) -> None:
+        """An epoch is done and on disk."""
+
+    def end(self) -> None:
+        """Training stops, for whatever reason."""
+
+
+class Interrupted(Exception):
+    """The run was asked to stop, and has saved its place."""
+
+    def __init__(self, folder: Path, epoch: int, step: int) -> None:
+        super().__init__(f"stopped in epoch {epoch} after step {step}; saved")
+        self.folder = folder
+
+
+@dataclass
+class Tally:
+    """Running sums of the epoch, kept on the device so that no step waits for them."""
+
+    loss: Tensor
+    backprops: Tensor
+    images: int = 0
+    seconds: float = 0.0
+
+    @classmethod
+    def empty(cls, device: torch.device) -> Tally:
+        """Nothing seen yet."""
+        zero = torch.zeros((), device=device)
+        return cls(loss=zero.double(), backprops=zero.long())
+
+
+@dataclass
+class State:
+    """Where a run stands. `step` steps of `epoch` (1-based) are done."""
+
+    model: nn.Module
+    optimizer: torch.optim.SGD
+    tally: Tally
+    epoch: int = 1
+    step: int = 0
+    best: dict[str, Any] | None = None  # the record of the best epoch so far
+
+
+def train(
+    config: Config,
+    folder: Path,
+    *,
+    recipe: str = "",
+    resume: bool = False,
+    overwrite: bool = False,
+    device: torch.device | str = "cpu",
+    data: Dataset | None = None,
+    watch: Watch | None = None,
+    stop: Callable[[], bool] = lambda: False,
+    tensorboard: bool = True,
+) -> nn.Module:
+    """Train what `config` says into a run folder and return the model of the last epoch, in eval mode.
+
+    Args:
+        resume: continue the run in `folder` if it holds one; its configuration must be this one.
+        overwrite: replace a run that is already there.
+        data: the data set, where the caller has it loaded.
+        stop: asked after every step; once it says yes the place is saved and `Interrupted` raised.
+    """
+    device = torch.device(device)
+    data = data or load(config.data)
+    run = _open(folder, config, recipe, resume=resume, overwrite=overwrite)
+    runs.note_environment(folder, device)
+    training, held = hold_out(data.train, config.validation, seed=derive_seed(config.seed, _HOLD_OUT))
+    training, held = training.to(device), held.to(device)
+    steps = count_batches(len(training), config.batch_size)
+    facts = model_facts(config, data)
+    state = _begin(config, facts, device)
+    saved = run.last(device)
+    if saved is not None:
+        _restore(state, saved)
+    run.keep_metrics(state.epoch - 1)
+    board = _board(folder, state.epoch) if tensorboard else None
+
+    if watch:
+        watch.begin(config, steps=steps, epoch=state.epoch)
+    try:
+        while state.epoch <= config.epochs:
+            _train_epoch(state, config, training, steps, run, facts, watch, stop)
+            record = _record(state, config, held)
+            run.record(record)
+            is_best = state.best is None or _score(record) > _score(state.best)
+            if is_best:
+                state.best = record
+                run.save(runs.BEST, _weights(state.model), {"model": facts, "epoch": state.epoch, "metrics": record})
+            state.epoch, state.step, state.tally = state.epoch + 1, 0, Tally.empty(device)
+            _save(run, state, facts)
+            if board:
+                for name, value in record.items():
+                    if value is not None:
+                        board.add_scalar(name, value, record["epoch"])
+            if watch:
+                watch.epoch(record, best=is_best)
+    finally:
+        if board:
+            board.close()
+        if watch:
+            watch.end()
+    return state.model.eval()
+
+
+def _train_epoch(
+    state: State,
+    config: Config,
+    training: Split,
+    steps: int,
+    run: runs.Run,
+    facts: dict[str, Any],
+    watch: Watch | None,
+    stop: Callable[[], bool],
+) -> None:
+    """One pass over the training data, from wherever the state stands."""
+    objective = OBJECTIVES[config.objective]
+    model, optimizer, tally = state.model.train(), state.optimizer, state.tally
+    device = training.x.device
+    began = saved = time.perf_counter()
+    before = tally.seconds
+    for x, y in batches(
+        training,
+        config.batch_size,
+        seed=config.seed,
+        epoch=state.epoch,
+        augment=config.augment,
+        start=state.step,
+    ):
+        place = state.epoch + state.step / steps
+        for group in optimizer.param_groups:
+            group["lr"] = config.lr.at(place, config.epochs)
+        draws = generator(device, config.seed, _ATTACK, state.epoch, state.step)
+
+        found = objective.search(model, x, y, objective.inner, config.attack.at(place, config.epochs), draws)
+        loss = objective.loss(model, x, found.x_adv, y, config.beta)
+        optimizer.zero_grad(set_to_none=True)
+        torch.autograd.backward(loss)
+        _check_finite(loss, model, state, config)
+        optimizer.step()
+
+        tally.loss += loss.detach().double() * len(x)
+        tally.backprops += found.backprops.sum()
+        tally.images += len(x)
+        state.step += 1
+        now = time.perf_counter()
+        tally.seconds = before + now - began
+        if watch:
+            watch.step(state.epoch, state.step, lambda: tally.backprops.item() / tally.images)
+        if stop():
+            _save(run, state, facts)
+            raise Interrupted(run.folder, state.epoch, state.step)
+        if now - saved > SAVE_EVERY:
+            _save(run, state, facts)
+            saved = now
+
+
+def _record(state: State, config: Config, held: Split) -> dict[str, Any]:
+    """One epoch in numbers. Accuracies are fractions, on the held-out validation data."""
+    tally = state.tally
+    setting = config.attack.at(state.epoch, config.epochs)
+    natural, robust = validate(state.model, held, eps=config.validation_eps, seed=config.seed)
+    return {
+        "epoch": state.epoch,
+        "lr": config.lr.at(state.epoch, config.epochs),
+        "eps": setting.eps,
+        "tau": setting.tau if OBJECTIVES[config.objective].friendly else None,
+        "loss": tally.loss.item() / tally.images,
+        "natural": natural,
+        "pgd10": robust,
+        "backprops": tally.backprops.item() / tally.images,
+        "seconds": tally.seconds,
+        "images_per_second": tally.images / tally.seconds,
+    }
+
+
+def validate(model: nn.Module, split: Split, *, eps: float, seed: int) -> tuple[float, float]:
+    """Natural and PGD-10 accuracy (steps of eps/4, uniform start, the same start every time)."""
+    right = torch.zeros(2, dtype=torch.int64, device=split.x.device)
+    was_training = model.training
+    model.eval()
+    for index, (x, y) in enumerate(batches(split, _EVALUATION_BATCH)):
+        draws = generator(x.device, seed, _VALIDATION, index)
+        x_adv = pgd(model, x, y, eps=eps, step_size=min(eps / 4, 1.0), steps=10, generator=draws)
+        with torch.no_grad():
+            right += torch.stack([(model(points).argmax(dim=1) == y).sum() for points in (x, x_adv)])
+    model.train(was_training)
+    natural, robust = (right.double() / len(split)).tolist()
+    return natural, robust
+
+
+def _score(record: dict[str, Any]) -> tuple[float, float]:
+    """The best epoch is the most robust one; natural accuracy breaks ties, then the earlier stays."""
+    return record["pgd10"], record["natural"]
+
+
+def _check_finite(loss: Tensor, model: nn.Module, state: State, config: Config) -> None:
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    size = torch.nn.utils.get_total_norm(gradients, foreach=True)
+    if not torch.isfinite(loss.detach() + size):
+        raise RunFailed(
+            f"the loss or its gradient is not finite in epoch {state.epoch}, step {state.step + 1} "
+            f"(learning rate {state.optimizer.param_groups[0]['lr']:g}). The weights were not updated and the last "
+            f"checkpoint is good. Try a lower --lr than {config.lr}."
+        )
+
+
+def _open(folder: Path, config: Config, recipe: str, *, resume: bool, overwrite: bool) -> runs.Run:
+    if not (resume and (folder / runs.CONFIG).exists()):
+        return runs.create(folder, config, recipe, overwrite=overwrite)
+    run = runs.open_run(folder)
+    changed = differences(run.config, config)
+    if changed:
+        raise UserError(f"{folder} was begun with another configuration ({'; '.join(changed)}). Resume it as it was.")
+    return run
+
+
+def _begin(config: Config, facts: dict[str, Any], device: torch.device) -> State:
+    """Fresh weights from the seed; the global random state stays as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive_seed(config.seed, _WEIGHTS))
+        model = models.build(
+            facts["name"],
+            num_classes=facts["num_classes"],
+            channels=facts["channels"],
+            size=tuple(facts["size"]),
+            normalize=facts["normalize"],
+        ).to(device)
+    optimizer = torch.optim.SGD(
+        model.parameters(),
+        lr=config.lr.at(1, config.epochs),
+        momentum=config.momentum,
+        weight_decay=config.weight_decay,
+    )
+    return State(model, optimizer, Tally.empty(device))
+
+
+def _weights(model: nn.Module) -> dict[str, Tensor]:
+    return {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+
+
+def _save(run: runs.Run, state: State, facts: dict[str, Any]) -> None:
+    """Everything a run needs to go on, in one file."""
+    momentum = {
+        f"momentum.{name}": state.optimizer.state[parameter]["momentum_buffer"]
+        for name, parameter in state.model.named_parameters()
+        if state.optimizer.state[parameter].get("momentum_buffer") is not None
+    }
+    tally = {"tally.loss": state.tally.loss, "tally.backprops": state.tally.backprops}
+    run.save(
+        runs.LAST,
+        _weights(state.model) | momentum | tally,
+        {
+            "model": facts,
+            "epoch": state.epoch - 1,  # complete ones
+            "step": state.step,
+            "best": state.best,
+            "images": state.tally.images,
+            "seconds": state.tally.seconds,
+        },
+    )
+
+
+def _restore(state: State, saved: Checkpoint) -> None:
+    state.model.load_state_dict(saved.part("model"))
+    momentum = saved.part("momentum")
+    for name, parameter in state.model.named_parameters():
+        if name in momentum:
+            state.optimizer.state[parameter]["momentum_buffer"] = momentum[name]
+    tally = saved.part("tally")
+    state.tally = Tally(tally["loss"], tally["backprops"], saved.facts["images"], saved.facts["seconds"])
+    state.epoch, state.step, state.best = saved.facts["epoch"] + 1, saved.facts["step"], saved.facts["best"]
+
+
+def _board(folder: Path, epoch: int) -> Any:
+    from torch.utils.tensorboard import SummaryWriter  # slow to import, and not needed by the library
+
+    return SummaryWriter(str(folder), purge_step=epoch)
