@@ -107,13 +107,13 @@ def train(
     """
     device = torch.device(device)
     data = data or load(config.data)
-    run = _open(folder, config, recipe, resume=resume, overwrite=overwrite)
-    runs.note_environment(folder, device)
     training, held = hold_out(data.train, config.validation, seed=derive_seed(config.seed, _HOLD_OUT))
     training, held = training.to(device), held.to(device)
     steps = count_batches(len(training), config.batch_size)
     facts = model_facts(config, data)
     state = _begin(config, facts, device)
+    run = _open(folder, config, recipe, resume=resume, overwrite=overwrite)  # after what may be refused
+    runs.note_environment(folder, device)
     saved = run.last(device)
     if saved is not None:
         _restore(state, saved)

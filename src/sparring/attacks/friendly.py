@@ -71,7 +71,7 @@ def friendly_pgd(
         return Found(x.clone(), backprops)
     generator = generator or fresh_generator(x)
     with quiet(model):
-        x = x.detach().clone()
+        x, y = x.detach().clone(), y.clone()  # plain tensors, also where the caller is in inference mode
         x_adv = threat.random_start(x, eps=eps, start=start, generator=generator, inside=project)
         inner = InnerLoss(loss, model, x)
         # The active examples, compact and in the caller's order: row i of each belongs to example rows[i].

@@ -50,7 +50,7 @@ def pgd(
     if len(x) == 0:
         return x.clone()
     with quiet(model):
-        x = x.detach().clone()
+        x, y = x.detach().clone(), y.clone()  # plain tensors, also where the caller is in inference mode
         x_adv = threat.random_start(x, eps=eps, start=start, generator=generator or fresh_generator(x))
         inner = InnerLoss(loss, model, x)
         for step in range(steps):

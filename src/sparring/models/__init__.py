@@ -1,0 +1,11 @@
+"""Networks from pixels in [0, 1] to logits, by name; their layers by number; what they cost.
+
+Knows nothing of attacks, data or training.
+"""
+
+from sparring.models.cost import count_parameters, forward_flops
+from sparring.models.normalize import Normalize
+from sparring.models.registry import build, describe, list_models
+from sparring.models.taps import layers, tap
+
+__all__ = ["Normalize", "build", "count_parameters", "describe", "forward_flops", "layers", "list_models", "tap"]

@@ -1,0 +1,32 @@
+"""What a network costs: its parameters, and the floating-point operations of a forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+from torch.func import functional_call
+from torch.utils.flop_counter import FlopCounterMode
+
+
+def count_parameters(model: nn.Module) -> int:
+    """Trainable and frozen parameters together; buffers (batch-norm statistics, normalisation) do not count."""
+    return sum(p.numel() for p in model.parameters())
+
+
+def forward_flops(model: nn.Module, x_shape: Sequence[int]) -> int:
+    """FLOPs of one forward pass on images of shape (N, C, H, W): two per multiply-add of convolutions and products.
+
+    Nothing is computed: shapes alone go through the model, on the meta device, whatever device the model is on.
+    """
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    shapes = {name: torch.empty_like(tensor, device="meta") for name, tensor in tensors.items()}
+    dtype = next((p.dtype for p in model.parameters()), torch.get_default_dtype())
+    images, *image = x_shape
+    # Two images, scaled: in train mode batch-norm refuses a single one whose feature map has shrunk to 1x1.
+    x = torch.empty((2, *image), dtype=dtype, device="meta")
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        functional_call(model, shapes, (x,))
+    flops: int = counter.get_total_flops()
+    return flops // 2 * images
