@@ -48,8 +48,12 @@ def boosted_cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
 
 
 def mart_weighted_kl(logits_nat: Tensor, logits_adv: Tensor, y: Tensor) -> Tensor:
-    """MART's second term: KL(p_nat || p_adv) * (1 - p_nat[y]), the weight not detached."""
-    p_nat, p_adv = F.softmax(logits_nat, dim=1), F.softmax(logits_adv, dim=1)
-    divergence = (torch.xlogy(p_nat, p_nat) - p_nat * torch.log(p_adv + 1e-12)).sum(dim=1)
+    """MART's second term: KL(p_nat || p_adv) * (1 - p_nat[y]), the weight not detached.
+
+    log p_nat comes from the logits: the published log(p_nat) has a gradient that is not a number where p_nat underflows.
+    """
+    log_nat, p_adv = F.log_softmax(logits_nat, dim=1), F.softmax(logits_adv, dim=1)
+    p_nat = log_nat.exp()
+    divergence = (p_nat * (log_nat - torch.log(p_adv + 1e-12))).sum(dim=1)
     p_y = p_nat.gather(1, y[:, None])[:, 0]
     return divergence * (1.0000001 - p_y)

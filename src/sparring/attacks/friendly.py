@@ -66,9 +66,8 @@ def friendly_pgd(
     """
     check_settings(eps=eps, step_size=step_size, steps=steps, loss=loss, start=start, tau=tau, noise=noise)
     check_batch(x, y)
-    backprops = torch.zeros(len(x), dtype=torch.int64, device=x.device)
     if len(x) == 0:
-        return Found(x.clone(), backprops)
+        return Found(x.clone(), torch.zeros_like(y))
     generator = generator or fresh_generator(x)
     with quiet(model):
         x, y = x.detach().clone(), y.clone()  # plain tensors, also where the caller is in inference mode
@@ -77,7 +76,7 @@ def friendly_pgd(
         # The active examples, compact and in the caller's order: row i of each belongs to example rows[i].
         rows = torch.arange(len(x), device=x.device)
         here, natural, label = x_adv, x, y
-        tau_left = torch.full_like(rows, int(tau))
+        tau_left, backprops = torch.full_like(rows, int(tau)), torch.zeros_like(rows)
         for step in range(steps):
             # Drawn for the whole batch, so that an example's noise does not depend on when the others stop.
             kicks = noise * threat.draw_normal(x, generator) if noise else None

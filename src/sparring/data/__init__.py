@@ -1,0 +1,25 @@
+"""Data: from a name to uint8 images in memory, to batches on the device.
+
+`load` reads, `fetch` gets, `hold_out` parts, `batches` walks. No module here knows of attacks, objectives or training.
+"""
+
+from sparring.data.augment import AUGMENTS
+from sparring.data.batching import batches, count_batches
+from sparring.data.dataset import Dataset, Split, hold_out
+from sparring.data.fetch import FETCHABLE, fetch
+from sparring.data.sources import SOURCES, Availability, describe, load
+
+__all__ = [
+    "AUGMENTS",
+    "FETCHABLE",
+    "SOURCES",
+    "Availability",
+    "Dataset",
+    "Split",
+    "batches",
+    "count_batches",
+    "describe",
+    "fetch",
+    "hold_out",
+    "load",
+]

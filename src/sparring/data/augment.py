@@ -1,0 +1,67 @@
+"""Random crop (zero padding) and horizontal flip of uint8 images, on the device that holds them, without a loop.
+
+Drawing and doing are apart: `draw` makes a move for each image from a CPU generator, so the same seed moves images the
+same way on every device; `apply` is a pure function. This module must not know of batches, epochs or data sets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sparring.errors import UserError, unknown
+
+AUGMENTS = ("none", "flip", "crop", "crop-flip")
+
+
+@dataclass(frozen=True, eq=False)
+class Moves:
+    """One crop and flip per image: the corner of the crop in the padded image, and whether it is mirrored after."""
+
+    top: Tensor  # int64, 0..2*pad
+    left: Tensor  # int64, 0..2*pad
+    flip: Tensor  # bool
+    pad: int
+
+    def __getitem__(self, part: slice) -> Moves:
+        return Moves(self.top[part], self.left[part], self.flip[part], self.pad)
+
+    def to(self, device: torch.device | str) -> Moves:
+        """The same moves on `device`."""
+        return Moves(self.top.to(device), self.left.to(device), self.flip.to(device), self.pad)
+
+
+def check(augment: str, pad: int) -> None:
+    """Refuses an unknown augmentation or a negative padding."""
+    if augment not in AUGMENTS:
+        raise unknown("augmentation", augment, AUGMENTS)
+    if pad < 0:
+        raise UserError(f"pad must be 0 or more pixels, got {pad}. The paper's crop uses 4.")
+
+
+def draw(count: int, *, augment: str, pad: int, generator: torch.Generator) -> Moves:
+    """Moves for `count` images; what `augment` does not name stays still."""
+    check(augment, pad)
+    corners = torch.randint(0, 2 * pad + 1, (2, count), generator=generator)
+    flip = torch.randint(0, 2, (count,), generator=generator).bool()
+    if "crop" not in augment:
+        pad, corners = 0, torch.zeros_like(corners)
+    if "flip" not in augment:
+        flip = torch.zeros_like(flip)
+    return Moves(corners[0], corners[1], flip, pad)
+
+
+def apply(x: Tensor, moves: Moves) -> Tensor:
+    """The moved images: shape, dtype and device of x, which is NCHW."""
+    n, channels, height, width = x.shape
+    device = x.device
+    padded = F.pad(x, (moves.pad,) * 4)
+    rows = moves.top[:, None] + torch.arange(height, device=device)  # (n, height)
+    across = torch.arange(width, device=device)
+    columns = moves.left[:, None] + torch.where(moves.flip[:, None], width - 1 - across, across)  # (n, width)
+    image = torch.arange(n, device=device)[:, None, None, None]
+    channel = torch.arange(channels, device=device)[None, :, None, None]
+    return padded[image, channel, rows[:, None, :, None], columns[:, None, None, :]]

@@ -1,0 +1,126 @@
+"""What a data set is once it is in memory: uint8 images (NCHW), int64 labels, a training and a test part.
+
+Also the two ways to part one: `hold_out` (by a seed) and `evenly` (without any randomness). This module must not know
+where images come from, nor what is done with them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sparring.errors import UserError
+from sparring.seeds import generator
+
+_HOLD_OUT = 0x401D  # keeps these draws apart from others made with the same seed
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Images and their labels, on one device."""
+
+    x: Tensor  # uint8, (n, channels, height, width)
+    y: Tensor  # int64, (n,)
+
+    def __post_init__(self) -> None:
+        if self.x.dtype != torch.uint8 or self.x.ndim != 4:
+            raise UserError(f"x must be uint8 of shape (n, c, h, w), got {self.x.dtype} {tuple(self.x.shape)}.")
+        if self.y.dtype != torch.int64 or self.y.shape != self.x.shape[:1]:
+            raise UserError(
+                f"y must be int64 with one label for each of the {len(self.x)} images, "
+                f"got {self.y.dtype} {tuple(self.y.shape)}."
+            )
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def to(self, device: torch.device | str) -> Split:
+        """The same images on `device`."""
+        return Split(self.x.to(device), self.y.to(device))
+
+    def take(self, indices: Tensor) -> Split:
+        """The images at `indices`, in that order."""
+        indices = indices.to(self.x.device)
+        return Split(self.x[indices], self.y[indices])
+
+    def head(self, n: int) -> Split:
+        """The first n images (all, where there are fewer)."""
+        if n < 0:
+            raise UserError(f"head(n) needs n >= 0, got {n}.")
+        return Split(self.x[:n], self.y[:n])
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """A named data set; `note` says where it came from and belongs beside every result on it."""
+
+    name: str
+    classes: tuple[str, ...]
+    train: Split
+    test: Split
+    note: str
+
+    @property
+    def channels(self) -> int:
+        """Colour channels of an image."""
+        return self.train.x.shape[1]
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width of an image, in pixels."""
+        return self.train.x.shape[2], self.train.x.shape[3]
+
+    @property
+    def num_classes(self) -> int:
+        """How many classes there are."""
+        return len(self.classes)
+
+
+def hold_out(split: Split, count: int, *, seed: int) -> tuple[Split, Split]:
+    """(rest, held out): `count` images in the proportions of the classes, chosen by `seed`, both parts in order."""
+    y = split.y.cpu()
+    sizes = torch.bincount(y).numpy()
+    most = len(split) - int((sizes > 0).sum())
+    if not 0 <= count <= most:
+        raise UserError(
+            f"cannot hold out {count} of {len(split)} images: every class keeps at least one. "
+            f"Choose a count from 0 to {max(most, 0)}."
+        )
+    held = torch.zeros(len(split), dtype=torch.bool)
+    for label, quota in enumerate(_quotas(sizes, count)):
+        members = (y == label).nonzero().flatten()
+        order = torch.randperm(len(members), generator=generator("cpu", seed, _HOLD_OUT, label))
+        held[members[order[:quota]]] = True
+    return split.take((~held).nonzero().flatten()), split.take(held.nonzero().flatten())
+
+
+def _quotas(sizes: NDArray[np.int64], count: int) -> list[int]:
+    """`count` seats for classes of these sizes by largest remainder, in whole numbers; each class keeps one back."""
+    total = max(int(sizes.sum()), 1)
+    most = np.maximum(sizes - 1, 0)
+    quotas = np.minimum(sizes * count // total, most)
+    for _ in range(count - int(quotas.sum())):
+        remainder = np.where(quotas < most, sizes * count - quotas * total, np.iinfo(np.int64).min)
+        quotas[int(remainder.argmax())] += 1
+    return [int(quota) for quota in quotas]
+
+
+def evenly(y: NDArray[np.int64], fraction: float) -> NDArray[np.bool_]:
+    """Marks `fraction` of every class, spread evenly through it: at least one where a class has two or more."""
+    marked = np.zeros(len(y), dtype=np.bool_)
+    for label in np.unique(y):
+        members = np.flatnonzero(y == label)
+        n = len(members)
+        if n >= 2:
+            k = min(max(1, round(n * fraction)), n - 1)
+            marked[members[(2 * np.arange(k) + 1) * n // (2 * k)]] = True
+    return marked
+
+
+def tensor_split(x: NDArray[np.uint8], y: NDArray[np.int64]) -> Split:
+    """A Split of arrays that are NHWC, as files hold them."""
+    return Split(torch.from_numpy(np.ascontiguousarray(x.transpose(0, 3, 1, 2))), torch.from_numpy(y))

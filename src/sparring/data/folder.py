@@ -1,0 +1,221 @@
+"""Reads a user's own images from a folder: PATH/<class>/*.png, or PATH/train/<class> and PATH/test/<class>.
+
+Two passes: headers first, so that bad files, mixed sizes and images too large for memory are told before any work; then
+pixels. Order is by name, so the same folder is the same data set. Must not know of training.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageOps, UnidentifiedImageError
+from rich.console import Console
+from rich.progress import track
+
+from sparring.data.dataset import Dataset, evenly, tensor_split
+from sparring.errors import UserError
+
+_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"})
+_MODES = frozenset({"1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV"})  # 8 bits a channel
+_ORIENTATION = 0x0112  # EXIF tag; 5 to 8 swap height and width
+_BAR_FROM = 2_000  # files
+_MOST_BYTES = 8 * 2**30  # of pixels in memory
+_TEST_FRACTION = 0.2
+
+
+@dataclass(frozen=True)
+class _Header:
+    size: tuple[int, int]  # height, width, as the image is to be seen
+    grey: bool
+
+
+@dataclass(frozen=True)
+class _Listing:
+    files: tuple[Path, ...]
+    y: NDArray[np.int64]
+
+
+def load_folder(path: Path, *, size: int | None = None) -> Dataset:
+    """The images as a Dataset; with `size`, each is scaled and centre-cropped to size x size."""
+    if not path.is_dir():
+        raise UserError(f"no such folder: {path}. Give one that holds a folder of images for each class.")
+    train_dir, test_dir = path / "train", path / "test"
+    parted = bool(train_dir.is_dir() and _subfolders(train_dir))
+    top = train_dir if parted else path
+    classes = tuple(folder.name for folder in _subfolders(top))
+    if len(classes) < 2:
+        raise UserError(
+            f"{top} holds {len(classes)} class folder{'' if len(classes) == 1 else 's'}; two or more are needed. "
+            f"Put the images of each class in a folder of its own: {top}/cat/1.png, {top}/dog/1.png."
+        )
+    listing, note = _list(top, classes), f"images from {path.resolve().name}"
+    if parted and test_dir.is_dir():
+        strangers = [folder.name for folder in _subfolders(test_dir) if folder.name not in classes]
+        if strangers:
+            raise UserError(
+                f"{test_dir} has a class {strangers[0]!r} that {train_dir} has not. Train on all that are tested."
+            )
+        present = tuple(folder.name for folder in _subfolders(test_dir))
+        if not present:
+            raise UserError(f"{test_dir} holds no class folders. Fill it like {train_dir}, or remove it.")
+        test_listing = _list(test_dir, classes, present)
+    else:
+        test = evenly(listing.y, _TEST_FRACTION)
+        if not test.any():
+            raise UserError(f"{top} has one image for each class, so none can be test data. Add more.")
+        listing, test_listing = _where(listing, ~test), _where(listing, test)
+        note += "; no test folder: a fifth of every class is test data"
+    others = [folder.name for folder in _subfolders(path) if parted and folder not in (train_dir, test_dir)]
+    if others:
+        note += f"; not used: {', '.join(others)}"
+
+    headers = _read_headers(listing.files + test_listing.files)
+    grey = all(header.grey for header in headers)
+    shape = (size, size) if size is not None else _one_size(path, headers)
+    _check_memory(path, len(headers), shape, 1 if grey else 3)
+    if size is not None:
+        note += f"; scaled and cropped to {size}x{size}"
+    return Dataset(
+        name=path.resolve().name,
+        classes=classes,
+        train=tensor_split(_read_pixels(listing.files, shape, grey), listing.y),
+        test=tensor_split(_read_pixels(test_listing.files, shape, grey), test_listing.y),
+        note=note,
+    )
+
+
+def _subfolders(path: Path) -> list[Path]:
+    return [child for child in _children(path) if child.is_dir()]
+
+
+def _children(path: Path) -> list[Path]:
+    """What lies in the folder, by name, hidden things left out."""
+    try:
+        return sorted(child for child in path.iterdir() if not child.name.startswith("."))
+    except OSError as error:
+        raise UserError(f"cannot read the folder {path} ({error.strerror}). Check its permissions.") from None
+
+
+def _list(top: Path, classes: tuple[str, ...], present: tuple[str, ...] | None = None) -> _Listing:
+    """The image files of the classes, by class and name."""
+    files: list[Path] = []
+    y: list[int] = []
+    for label, name in enumerate(classes):
+        if present is not None and name not in present:
+            continue
+        named = [child for child in _children(top / name) if child.suffix.lower() in _SUFFIXES]
+        inside = [
+            child for child in named if child.is_file() or child.is_symlink()
+        ]  # a broken link is told as a bad file
+        if not inside:
+            raise UserError(
+                f"the class folder {top / name} has no images directly in it ({', '.join(sorted(_SUFFIXES))}). "
+                "Add some, or remove the folder."
+            )
+        files += inside
+        y += [label] * len(inside)
+    return _Listing(tuple(files), np.asarray(y, dtype=np.int64))
+
+
+def _where(listing: _Listing, mask: NDArray[np.bool_]) -> _Listing:
+    return _Listing(tuple(listing.files[i] for i in np.flatnonzero(mask)), listing.y[mask])
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Image.Image]:
+    """The image, with an image large enough to be a decompression bomb raising instead of warning."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        with Image.open(path) as image:
+            yield image
+
+
+def _read_headers(files: tuple[Path, ...]) -> list[_Header]:
+    headers: list[_Header] = []
+    bad: list[str] = []
+    for path in _with_bar(files, "looking at images"):
+        header = _header(path)
+        if isinstance(header, _Header):
+            headers.append(header)
+        else:
+            bad.append(f"{path} ({header})")
+    if bad:
+        raise _bad_files(bad)
+    return headers
+
+
+def _header(path: Path) -> _Header | str:
+    """The file's header, or why it cannot be used."""
+    try:
+        with _opened(path) as image:
+            if image.mode not in _MODES:
+                return f"pixels of type {image.mode}: save it with 8 bits a channel"
+            turned = image.getexif().get(_ORIENTATION, 1) >= 5
+            size = (image.width, image.height) if turned else (image.height, image.width)
+            return _Header(size, image.mode in ("1", "L"))
+    except Exception as error:  # a damaged image can raise almost anything out of its decoder
+        return _reason(error)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, UnidentifiedImageError):
+        return "not an image"
+    if isinstance(error, Image.DecompressionBombError | Image.DecompressionBombWarning):
+        return "too many pixels: it may be a decompression bomb"
+    return str(error) or type(error).__name__
+
+
+def _bad_files(bad: list[str]) -> UserError:
+    more = f" and {len(bad) - 5} more" if len(bad) > 5 else ""
+    count = "1 file" if len(bad) == 1 else f"{len(bad)} files"
+    return UserError(f"{count} cannot be used: {'; '.join(bad[:5])}{more}. Mend or remove, then try again.")
+
+
+def _one_size(path: Path, headers: list[_Header]) -> tuple[int, int]:
+    sizes = Counter(header.size for header in headers)
+    if len(sizes) > 1:
+        seen = ", ".join(f"{height}x{width} ({count})" for (height, width), count in sizes.most_common(3))
+        more = f" and {len(sizes) - 3} more" if len(sizes) > 3 else ""
+        raise UserError(
+            f"images under {path} differ in size: {seen}{more}. To scale and crop all, write folder:{path}?size=32."
+        )
+    return headers[0].size
+
+
+def _check_memory(path: Path, count: int, shape: tuple[int, int], channels: int) -> None:
+    need = count * shape[0] * shape[1] * channels
+    if need > _MOST_BYTES:
+        raise UserError(
+            f"{count} images of {shape[0]}x{shape[1]} need {need / 2**30:.0f} GiB of memory, over the limit of "
+            f"{_MOST_BYTES // 2**30}. To make them smaller, write folder:{path}?size=32."
+        )
+
+
+def _read_pixels(files: tuple[Path, ...], shape: tuple[int, int], grey: bool) -> NDArray[np.uint8]:
+    x = np.empty((len(files), *shape, 1 if grey else 3), dtype=np.uint8)
+    bad: list[str] = []
+    for i, path in enumerate(_with_bar(files, "reading images")):
+        try:
+            with _opened(path) as image:
+                upright = ImageOps.exif_transpose(image).convert("L" if grey else "RGB")  # alpha is dropped
+                if upright.size != (shape[1], shape[0]):
+                    upright = ImageOps.fit(upright, (shape[1], shape[0]), method=Image.Resampling.BILINEAR)
+                x[i] = np.asarray(upright).reshape(x.shape[1:])
+        except Exception as error:  # as in _header: pixels may be damaged where the header is not
+            bad.append(f"{path} ({_reason(error)})")
+    if bad:
+        raise _bad_files(bad)
+    return x
+
+
+def _with_bar(files: tuple[Path, ...], what: str) -> Iterator[Path]:
+    if len(files) <= _BAR_FROM:
+        return iter(files)
+    return iter(track(files, description=what, console=Console(stderr=True), transient=True))

@@ -1,0 +1,167 @@
+"""Reads a user's arrays from one .npz file: x_train, y_train and, where there are any, x_test, y_test.
+
+x is uint8, (n, h, w, c), (n, c, h, w) or (n, h, w), with 1, 3 or 4 channels; y counts classes from 0. Every oddity is
+refused with the line that mends it; nothing is guessed or rescaled in silence, and nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparring.data.dataset import Dataset, evenly, tensor_split
+from sparring.errors import UserError
+
+_CHANNELS = (1, 3, 4)
+_TEST_FRACTION = 0.2
+
+
+def read_npz(path: Path) -> dict[str, NDArray[Any]]:
+    """Every array of the file, by key."""
+    if not path.is_file():
+        raise UserError(f"no such file: {path}. Give a .npz file with x_train, y_train, x_test, y_test.")
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return {key: archive[key] for key in archive.files}
+    except (AttributeError, TypeError):  # a bare .npy array has no keys
+        raise UserError(f"{path} is not a .npz file. Write it with np.savez(path, x_train=..., y_train=...).") from None
+    except ValueError as error:
+        if "allow_pickle" in str(error):
+            raise UserError(
+                f"{path} holds pickled objects, which are never loaded. "
+                "Save plain arrays with np.savez: uint8 images and integer labels."
+            ) from None
+        raise _damaged(path, error) from None
+    except (OSError, EOFError, KeyError, MemoryError, SyntaxError, zipfile.BadZipFile, zlib.error) as error:
+        raise _damaged(path, error) from None
+    except NotImplementedError as error:  # a zip method that zipfile does not know
+        raise _damaged(path, error) from None
+
+
+def _damaged(path: Path, error: Exception) -> UserError:
+    return UserError(f"{path} cannot be read as .npz ({error}). Write it again with np.savez.")
+
+
+def load_npz(path: Path) -> Dataset:
+    """The arrays of the file as a Dataset; without x_test, a fifth of every class becomes test data."""
+    arrays = read_npz(path)
+    _check_keys(path, arrays)
+    x, y = images(arrays["x_train"], "x_train"), labels(arrays["y_train"], "y_train")
+    _check_count(x, y, "train")
+    classes = _class_count(y)
+    note = f"arrays from {path.name}"
+    if "x_test" in arrays:
+        x_test, y_test = images(arrays["x_test"], "x_test"), labels(arrays["y_test"], "y_test")
+        _check_count(x_test, y_test, "test")
+        if x_test.shape[1:] != x.shape[1:]:
+            raise UserError(
+                f"x_train holds images of {_shape(x)} and x_test of {_shape(x_test)} (height x width x channels). "
+                "Give both the same shape."
+            )
+        if y_test.max() >= classes:
+            raise UserError(
+                f"y_test has the label {y_test.max()}, but y_train only 0 to {classes - 1}. "
+                "Train on every class that is tested."
+            )
+    else:
+        test = evenly(y, _TEST_FRACTION)
+        if not test.any():
+            raise UserError("x_train has one image for each class, so none can be test data. Add images, or x_test.")
+        x, y, x_test, y_test = x[~test], y[~test], x[test], y[test]
+        note += "; no x_test in it: a fifth of every class of x_train is test data"
+    return Dataset(
+        name=path.stem,
+        classes=tuple(str(label) for label in range(classes)),
+        train=tensor_split(x, y),
+        test=tensor_split(x_test, y_test),
+        note=note,
+    )
+
+
+def _check_keys(path: Path, arrays: dict[str, NDArray[Any]]) -> None:
+    needed = ["x_train", "y_train"] + ["x_test", "y_test"] * ("x_test" in arrays or "y_test" in arrays)
+    missing = [key for key in needed if key not in arrays]
+    if missing:
+        raise UserError(
+            f"{path} lacks {', '.join(missing)} (it has {', '.join(sorted(arrays)) or 'nothing'}). "
+            "Save it with np.savez(path, x_train=..., y_train=..., x_test=..., y_test=...)."
+        )
+
+
+def images(x: NDArray[Any], key: str) -> NDArray[np.uint8]:
+    """The images as uint8 NHWC. Where both readings fit, 1, 3 or 4 at the end means NHWC."""
+    if x.ndim == 3:
+        x = x[..., None]
+    elif x.ndim == 4 and x.shape[3] not in _CHANNELS and x.shape[1] in _CHANNELS:
+        x = x.transpose(0, 2, 3, 1)
+    elif x.ndim != 4 or x.shape[3] not in _CHANNELS:
+        raise UserError(
+            f"{key} has the shape {x.shape}. Images must be (n, height, width, channels), "
+            "(n, channels, height, width) or (n, height, width), with 1, 3 or 4 channels."
+        )
+    if 0 in x.shape:
+        raise UserError(f"{key} is empty (shape {x.shape}). Put at least one image in it.")
+    if x.dtype == np.uint8:
+        return x
+    if np.issubdtype(x.dtype, np.floating):
+        return _levels(x, key)
+    raise UserError(f"{key} is {x.dtype}; images must be uint8, 0 to 255. Save {key}.astype(np.uint8).")
+
+
+def _levels(x: NDArray[Any], key: str) -> NDArray[np.uint8]:
+    """Floats in [0, 1] that are whole 255ths (to float32 rounding) as uint8; others are refused."""
+    low, high = float(x.min()), float(x.max())
+    if not (low >= 0 and high <= 1):  # also where either is NaN
+        raise UserError(
+            f"{key} is {x.dtype} from {low:g} to {high:g}; floats must lie in [0, 1]. "
+            "Save uint8 images, 0 to 255, before any normalisation."
+        )
+    scaled = x.astype(np.float64) * 255
+    whole = np.rint(scaled)
+    if np.abs(scaled - whole).max() > 255 * np.finfo(np.float32).eps:
+        raise UserError(
+            f"{key} is {x.dtype} with values between the 256 levels of uint8. "
+            f"Accept the rounding by saving np.rint({key} * 255).astype(np.uint8)."
+        )
+    return whole.astype(np.uint8)
+
+
+def labels(y: NDArray[Any], key: str) -> NDArray[np.int64]:
+    """The labels as int64, (n,); a column (n, 1) is flattened."""
+    if y.ndim == 2 and y.shape[1] == 1:
+        y = y[:, 0]
+    if y.ndim != 1:
+        raise UserError(f"{key} has the shape {y.shape}; give one class number per image, shape (n,).")
+    if not np.issubdtype(y.dtype, np.integer):
+        raise UserError(f"{key} is {y.dtype}; labels must be integers from 0. Save {key}.astype(np.int64).")
+    y = y.astype(np.int64)
+    if len(y) and y.min() < 0:
+        raise UserError(f"{key} has the negative label {y.min()}; number the classes from 0.")
+    return y
+
+
+def _check_count(x: NDArray[np.uint8], y: NDArray[np.int64], part: str) -> None:
+    if len(x) != len(y):
+        raise UserError(f"x_{part} has {len(x)} images but y_{part} {len(y)} labels. Give one label per image.")
+
+
+def _class_count(y: NDArray[np.int64]) -> int:
+    present = np.unique(y)
+    absent = np.setdiff1d(np.arange(min(int(present[-1]), len(y) + 1)), present)
+    if len(absent):
+        raise UserError(
+            f"y_train has labels up to {present[-1]} but none is {absent[0]}. Number the classes from 0 without gaps: "
+            "np.unique(y, return_inverse=True)[1]."
+        )
+    if len(present) < 2:
+        raise UserError("y_train has one class only. A classifier needs two or more.")
+    return len(present)
+
+
+def _shape(x: NDArray[np.uint8]) -> str:
+    return "x".join(str(length) for length in x.shape[1:])

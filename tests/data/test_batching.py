@@ -1,0 +1,84 @@
+import pytest
+import torch
+
+from sparring.data import AUGMENTS, Split, batches, count_batches
+from sparring.errors import UserError
+
+
+@pytest.fixture
+def split():
+    generator = torch.Generator().manual_seed(0)
+    return Split(torch.randint(0, 256, (53, 3, 6, 6), dtype=torch.uint8, generator=generator), torch.arange(53))
+
+
+def test_without_a_seed_in_order_and_exact(split):
+    got = list(batches(split, 10))
+    assert [len(y) for _, y in got] == [10, 10, 10, 10, 10, 3]
+    assert torch.equal(torch.cat([y for _, y in got]), split.y)
+    x = torch.cat([x for x, _ in got])
+    assert x.dtype == torch.float32 and torch.equal(x, split.x.float() / 255)
+    assert split.x.dtype == torch.uint8
+
+
+def test_drop_last(split):
+    assert [len(y) for _, y in batches(split, 10, seed=0, drop_last=True)] == [10] * 5
+    assert count_batches(53, 10) == 6 and count_batches(53, 10, drop_last=True) == 5 and count_batches(50, 10) == 5
+
+
+def test_an_epoch_sees_every_image_once(split):
+    got = list(batches(split, 8, seed=4, epoch=2))
+    y = torch.cat([y for _, y in got])
+    assert not torch.equal(y, split.y) and torch.equal(y.sort().values, split.y)
+    assert torch.equal(torch.cat([x for x, _ in got]), split.x[y].float() / 255)
+
+
+@pytest.mark.parametrize(("seed", "augment"), [(None, "none"), *((5, augment) for augment in AUGMENTS)])
+def test_batch_k_is_the_same_wherever_the_epoch_starts(split, augment, seed):
+    whole = list(batches(split, 8, seed=seed, epoch=3, augment=augment))
+    for start in range(len(whole) + 1):
+        rest = list(batches(split, 8, seed=seed, epoch=3, augment=augment, start=start))
+        assert len(rest) == len(whole) - start
+        for (x, y), (want_x, want_y) in zip(rest, whole[start:], strict=True):
+            assert torch.equal(x, want_x) and torch.equal(y, want_y)
+
+
+def test_seed_and_epoch_both_matter(split):
+    def order(seed, epoch):
+        return torch.cat([y for _, y in batches(split, 8, seed=seed, epoch=epoch)])
+
+    assert torch.equal(order(1, 1), order(1, 1))
+    assert not torch.equal(order(1, 1), order(1, 2)) and not torch.equal(order(1, 1), order(2, 1))
+
+
+def test_global_random_state_is_untouched(split):
+    before = torch.get_rng_state()
+    list(batches(split, 8, seed=1, augment="crop-flip"))
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_an_empty_split_has_no_batches(split):
+    assert list(batches(split.head(0), 8)) == [] and list(batches(split.head(0), 8, seed=1, augment="crop")) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"batch_size": 0}, "batch_size"),
+        ({"batch_size": 8, "start": 8}, "7 batches"),
+        ({"batch_size": 8, "start": -1}, "start must"),
+        ({"batch_size": 8, "augment": "flip"}, "needs a seed"),
+        ({"batch_size": 8, "seed": 1, "augment": "flop"}, "Did you mean 'flip'"),
+        ({"batch_size": 8, "seed": 1, "augment": "crop", "pad": -2}, "pad must"),
+    ],
+)
+def test_bad_arguments_are_refused_at_the_call(split, arguments, message):
+    with pytest.raises(UserError, match=message):
+        batches(split, **arguments)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; run on a machine with one")
+def test_cuda_gives_what_the_cpu_gives(split):
+    here = list(batches(split, 8, seed=1, augment="crop-flip"))
+    there = list(batches(split.to("cuda"), 8, seed=1, augment="crop-flip"))
+    for (x, y), (cuda_x, cuda_y) in zip(here, there, strict=True):
+        assert cuda_x.is_cuda and torch.allclose(x, cuda_x.cpu(), atol=1e-7, rtol=0) and torch.equal(y, cuda_y.cpu())

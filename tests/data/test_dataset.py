@@ -1,0 +1,81 @@
+import numpy as np
+import pytest
+import torch
+
+from sparring.data import Dataset, Split, hold_out
+from sparring.data.dataset import evenly
+from sparring.errors import UserError
+
+
+def split_of(sizes):
+    y = torch.cat([torch.full((n,), label) for label, n in enumerate(sizes)])
+    y = y[torch.randperm(len(y), generator=torch.Generator().manual_seed(0))]
+    x = torch.arange(len(y)).to(torch.uint8)[:, None, None, None].expand(-1, 1, 2, 3).contiguous()
+    return Split(x, y.long())
+
+
+def test_split_takes_and_heads():
+    split = split_of([3, 4])
+    assert len(split) == 7
+    assert split.take(torch.tensor([5, 0])).x[:, 0, 0, 0].tolist() == [5, 0]
+    assert split.head(2).x[:, 0, 0, 0].tolist() == [0, 1]
+    assert len(split.head(100)) == 7
+    assert split.to("cpu").x.device.type == "cpu"
+    with pytest.raises(UserError, match="n >= 0"):
+        split.head(-1)
+
+
+@pytest.mark.parametrize(
+    ("x", "y"),
+    [
+        (torch.zeros(2, 1, 2, 2), torch.zeros(2, dtype=torch.int64)),
+        (torch.zeros(2, 2, 2, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64)),
+        (torch.zeros(2, 1, 2, 2, dtype=torch.uint8), torch.zeros(3, dtype=torch.int64)),
+        (torch.zeros(2, 1, 2, 2, dtype=torch.uint8), torch.zeros(2)),
+    ],
+)
+def test_split_refuses_what_it_is_not(x, y):
+    with pytest.raises(UserError):
+        Split(x, y)
+
+
+def test_dataset_tells_its_shape():
+    split = split_of([3, 4])
+    data = Dataset("d", ("a", "b"), split, split, "made up")
+    assert (data.channels, data.size, data.num_classes) == (1, (2, 3), 2)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "count"), [([40, 40, 20], 10), ([7, 5, 3], 4), ([30, 1, 1], 20), ([2, 2], 2), ([9], 0)]
+)
+def test_hold_out_is_stratified_ordered_and_complete(sizes, count):
+    split = split_of(sizes)
+    rest, held = hold_out(split, count, seed=3)
+    assert (len(rest), len(held)) == (len(split) - count, count)
+    ids = [part.x[:, 0, 0, 0].tolist() for part in (rest, held)]
+    assert ids[0] == sorted(ids[0]) and ids[1] == sorted(ids[1])
+    assert sorted(ids[0] + ids[1]) == list(range(len(split)))
+    for label, n in enumerate(sizes):
+        assert (rest.y == label).any()
+        if n > 1 and len(sizes) == 3 and min(sizes) > 1:
+            assert abs(int((held.y == label).sum()) - n * count / len(split)) < 1
+
+
+def test_hold_out_follows_its_seed():
+    split = split_of([50, 50])
+    one, same, other = (hold_out(split, 20, seed=seed)[1].x.flatten() for seed in (1, 1, 2))
+    assert torch.equal(one, same) and not torch.equal(one, other)
+
+
+@pytest.mark.parametrize("count", [-1, 9, 10, 11])
+def test_hold_out_refuses_impossible_counts(count):
+    with pytest.raises(UserError, match="from 0 to 8"):
+        hold_out(split_of([5, 5]), count, seed=0)
+
+
+def test_evenly_spreads_through_every_class():
+    y = np.repeat([0, 1, 2, 3], [8, 10, 2, 1])
+    marked = evenly(y, 0.25)
+    assert [int(marked[y == label].sum()) for label in range(4)] == [2, 2, 1, 0]
+    assert np.flatnonzero(marked[:8]).tolist() == [2, 6]
+    assert not evenly(np.arange(5), 0.2).any()

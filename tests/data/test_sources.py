@@ -1,0 +1,59 @@
+import numpy as np
+import pytest
+
+from sparring.data import SOURCES, describe, load
+from sparring.errors import UserError
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("digit", "Did you mean 'digits'"),
+        ("CIFAR-10", "Did you mean 'cifar10'"),
+        ("cifar100", "Did you mean 'cifar10'"),
+        ("", "unknown data source ''"),
+        ("fodler:/x", "Did you mean 'folder'"),
+        ("npz", "Write npz:PATH"),
+        ("folder:", "Write folder:PATH"),
+        ("cifar10:/data", "takes no path"),
+        ("own.npz", "write npz:own.npz"),
+        ("folder:x?scale=32", "no option 'scale', only size"),
+        ("folder:x?size=big", "number of pixels"),
+        ("folder:x?size=0", "number of pixels"),
+        ("folder:x?size=-3", "number of pixels"),
+        ("folder:x?size=32", "no such folder: x"),
+    ],
+)
+def test_wrong_names_end_in_the_right_one(spec, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError) as caught:
+        load(spec, root=tmp_path)
+    assert message in str(caught.value)
+
+
+def test_a_path_without_its_prefix(tmp_path):
+    with pytest.raises(UserError, match=f"write folder:{tmp_path}"):
+        load(str(tmp_path))
+
+
+def test_home_is_expanded(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    x, y = np.zeros((4, 2, 2), np.uint8), np.array([0, 1, 0, 1])
+    np.savez(tmp_path / "own.npz", x_train=x, y_train=y)
+    assert len(load("npz:~/own.npz").train) == 2
+
+
+def test_a_folder_with_a_question_mark(tmp_path):
+    (tmp_path / "what?size=3").mkdir()
+    with pytest.raises(UserError, match="0 class folders"):
+        load(f"folder:{tmp_path / 'what?size=3'}")
+
+
+def test_describe_tells_what_is_here(tmp_path):
+    rows = {row.name: row for row in describe(root=tmp_path)}
+    assert {name.partition(":")[0] for name in rows} == set(SOURCES)
+    assert rows["digits"].present and not rows["cifar10"].present
+    assert rows["cifar10"].how == "sparring data fetch cifar10"
+    (tmp_path / "cifar10").mkdir()
+    (tmp_path / "cifar10" / "cifar10.npz").write_bytes(b"")
+    assert {row.name: row for row in describe(root=tmp_path)}["cifar10"].present

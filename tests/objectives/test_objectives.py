@@ -1,0 +1,149 @@
+"""Objectives: friendly at tau = K is the original, bitwise; gradients equal the equations written out."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from sparring.attacks import friendly_pgd, pgd
+from sparring.objectives import OBJECTIVES, Attack
+from sparring.schedules import constant, parse
+from tests.attacks.conftest import images, network
+
+ATTACK = Attack(eps=constant(0.1), step_size=0.03, steps=5, tau=constant(5), start="uniform")
+
+
+@pytest.fixture
+def batch():
+    model = network().train()
+    return model, *images(model, 16)
+
+
+def seeded():
+    return torch.Generator().manual_seed(9)
+
+
+def one_update(name, model, x, y, attack):
+    """The gradients and batch-norm statistics after one search and one backward pass."""
+    model = copy.deepcopy(model).train()
+    objective = OBJECTIVES[name]
+    found = objective.search(model, x, y, objective.inner, attack.at(1, 10), seeded())
+    loss = objective.loss(model, x, found.x_adv, y, 6.0)
+    loss.backward()
+    return found, loss, [p.grad for p in model.parameters()], [b for b in model.buffers()]
+
+
+@pytest.mark.parametrize(("friendly", "original"), [("fat", "madry"), ("fat-trades", "trades"), ("fat-mart", "mart")])
+@pytest.mark.parametrize("noise", [0.0, 0.01])
+def test_friendly_at_tau_k_is_the_original_bitwise(batch, friendly, original, noise):
+    attack = replace(ATTACK, noise=noise)
+    one, other = (one_update(name, *batch, attack) for name in (friendly, original))
+    assert torch.equal(one[0].x_adv, other[0].x_adv)
+    assert (one[0].backprops == 5).all()
+    assert torch.equal(one[1], other[1])
+    for kind in (2, 3):
+        assert all(torch.equal(a, b) for a, b in zip(one[kind], other[kind], strict=True))
+
+
+@pytest.mark.parametrize(("friendly", "original"), [("fat", "madry"), ("fat-trades", "trades"), ("fat-mart", "mart")])
+def test_friendly_below_k_is_another(batch, friendly, original):
+    attack = replace(ATTACK, tau=constant(0))
+    assert one_update(friendly, *batch, attack)[0].backprops.sum() < one_update(original, *batch, attack)[0].backprops.sum()
+
+
+def test_the_inner_losses(batch):
+    """TRADES climbs the KL, all others the cross-entropy."""
+    model, x, y = batch
+    for name, loss in [("madry", "ce"), ("trades", "kl"), ("mart", "ce")]:
+        expected = pgd(model, x, y, eps=0.1, step_size=0.03, steps=5, loss=loss, generator=seeded())
+        assert torch.equal(one_update(name, model, x, y, ATTACK)[0].x_adv, expected)
+    found = friendly_pgd(
+        model, x, y, eps=0.1, step_size=0.03, steps=5, tau=1, loss="kl", start="uniform", generator=seeded()
+    )
+    attack = replace(ATTACK, tau=constant(1))
+    assert torch.equal(one_update("fat-trades", model, x, y, attack)[0].x_adv, found.x_adv)
+
+
+def longhand(name, model, x, x_adv, y):
+    """The equations of the paper with torch's plainest operations, summed example by example."""
+    total, n = 0.0, len(x)
+    if name in ("madry", "fat"):
+        z = torch.softmax(model(x_adv), dim=1)
+        return sum(-torch.log(z[i, y[i]]) for i in range(n)) / n
+    if name == "standard":
+        z = torch.softmax(model(x), dim=1)
+        return sum(-torch.log(z[i, y[i]]) for i in range(n)) / n
+    if name.endswith("mart"):
+        adversarial, natural = torch.softmax(model(x_adv), dim=1), torch.softmax(model(x), dim=1)
+    else:
+        natural, adversarial = torch.softmax(model(x), dim=1), torch.softmax(model(x_adv), dim=1)
+    for i in range(n):
+        p, q, c = natural[i], adversarial[i], int(y[i])
+        if name.endswith("trades"):
+            divergence = sum(p[k] * torch.log(p[k] / q[k]) for k in range(len(p)))
+            total = total - torch.log(p[c]) + 6.0 * divergence
+        else:
+            divergence = sum(p[k] * (torch.log(p[k]) - torch.log(q[k] + 1e-12)) for k in range(len(p)))
+            wrong = max(q[k] for k in range(len(q)) if k != c)
+            bce = -torch.log(q[c]) - torch.log(1.0001 - wrong + 1e-12)
+            total = total + bce + 6.0 * divergence * (1.0000001 - p[c])
+    return total / n
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_gradients_equal_autograd_on_the_equation(batch, name):
+    model, x, y = batch
+    found, loss, gradients, statistics = one_update(name, model, x, y, replace(ATTACK, tau=constant(1)))
+    reference = copy.deepcopy(model).train()
+    expected = longhand(name, reference, x, found.x_adv, y)
+    expected.backward()
+    assert torch.allclose(loss, expected, rtol=1e-12)
+    for ours, theirs in zip(gradients, reference.parameters(), strict=True):
+        assert torch.allclose(ours, theirs.grad, rtol=1e-8, atol=1e-12)
+    # The order of the two forwards shows in batch-norm's running statistics.
+    for ours, theirs in zip(statistics, reference.buffers(), strict=True):
+        assert torch.allclose(ours, theirs, rtol=1e-12)
+
+
+def test_standard_training_searches_nothing(batch):
+    model, x, y = batch
+    found = one_update("standard", model, x, y, ATTACK)[0]
+    assert found.x_adv is x
+    assert found.backprops.sum() == 0
+
+
+def test_an_eps_of_zero_is_the_image(batch):
+    """A ramp may begin at 0."""
+    attack = replace(ATTACK, eps=parse("ramp:0..0.1@50%"))
+    assert torch.equal(one_update("fat", *batch, attack)[0].x_adv, batch[1])
+    assert attack.at(6, 10).eps == pytest.approx(0.1)
+
+
+def test_the_search_leaves_train_mode_on(batch):
+    model, x, y = batch
+    objective = OBJECTIVES["fat"]
+    objective.search(model, x, y, "ce", ATTACK.at(1, 10), seeded())
+    assert all(module.training for module in model.modules() if not isinstance(module, nn.Identity))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"eps": constant(8)}, "For 8/255 write 8/255"),
+        ({"eps": constant(0)}, "not be 0 throughout"),
+        ({"eps": constant(-0.1)}, "not be negative"),
+        ({"tau": constant(0.5)}, "tau must hold whole numbers"),
+        ({"tau": constant(-1)}, "tau must hold whole numbers"),
+        ({"steps": 0}, "steps must be"),
+        ({"step_size": 2}, "step_size must lie"),
+        ({"start": "here"}, "start must be"),
+        ({"noise": -1}, "noise must be"),
+    ],
+)
+def test_bad_attacks_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        replace(ATTACK, **changes)

@@ -1,0 +1,78 @@
+"""Figures are drawn, stay inside the page, and leave matplotlib as it was."""
+
+import re
+import xml.etree.ElementTree as ET
+from itertools import pairwise
+
+import matplotlib
+import pytest
+
+from sparring.report import figures
+
+SERIES = {"Standard": ([1, 2, 3], [90.0, 97.0, 99.0]), "Madry": ([1, 2, 3], [40.0, 80.0, 95.0])}
+POINTS = {"Standard": (99.0, 0.0), "Madry": (95.0, 57.0), "FAT": (98.0, 56.0)}
+
+
+def draw_both(name="one", alt="what it shows"):
+    return [
+        figures.curves(SERIES, name=name, title="Natural accuracy (%)", alt=alt, most=100.0),
+        figures.tradeoff(POINTS, name=name, xlabel="natural", ylabel="PGD-20", alt=alt),
+    ]
+
+
+@pytest.mark.parametrize("svg", draw_both())
+def test_is_one_svg_element_that_needs_nothing_else(svg):
+    root = ET.fromstring(svg)
+    assert root.tag == "svg" and root.get("role") == "img" and root.get("aria-label") == "what it shows"
+    assert "http" not in svg and "<style" not in svg and "<metadata" not in svg and "<text" not in svg
+    ids = re.findall(r'\bid="([^"]+)"', svg)
+    assert len(ids) == len(set(ids)) and all(name.startswith("one-") for name in ids)
+    assert set(re.findall(r'(?:href="|url\()#([^")]+)', svg)) <= set(ids)
+
+
+@pytest.mark.parametrize("svg", draw_both())
+def test_takes_its_colours_from_the_page(svg):
+    assert "currentColor" in svg and "var(--series-1" in svg and "var(--series-2" in svg
+    assert figures.INK not in svg
+    left = re.sub(r"var\([^)]*\)", "", svg)
+    assert set(re.findall(r"#[0-9a-f]{6}\b", left)) <= {"#ffffff"}  # nothing painted but in the page's colours
+
+
+def test_series_differ_without_colour():
+    looks = [figures._look(index) for index in range(30)]
+    assert len({(str(look["linestyle"]), look["marker"]) for look in looks}) == 30
+
+
+def test_the_same_drawing_has_the_same_bytes():
+    assert draw_both() == draw_both()
+
+
+def test_alt_text_and_names_cannot_break_out():
+    evil = '"><script>alert(1)</script>'
+    svg = figures.curves({evil: ([1], [2.0]), "$x_$": ([1], [3.0])}, name="n", title=evil, alt=evil)
+    assert "<script" not in svg
+    assert ET.fromstring(svg).get("aria-label") == evil
+
+
+def test_nothing_stays_open_and_settings_come_back():
+    with matplotlib.rc_context({"font.size": 31.0, "svg.fonttype": "none"}):
+        before = dict(matplotlib.rcParams)
+        one = draw_both()
+        assert dict(matplotlib.rcParams) == before
+    assert one == draw_both()  # the user's own settings do not reach the drawing
+    from matplotlib import pyplot
+
+    assert pyplot.get_fignums() == []
+
+
+def test_names_keep_their_order_and_their_distance():
+    placed = figures._spread({"a": 0.98, "b": 0.99, "c": 1.0, "d": 0.1})
+    heights = [placed[label] for label in "dabc"]
+    assert placed["d"] == pytest.approx(0.1) and max(heights) <= 1.0
+    assert all(above - below > figures._GAP - 1e-9 for below, above in pairwise(heights))
+
+
+def test_near_points_are_named_beside_the_axes():
+    assert not figures._crowded(list(POINTS.values())[:2])
+    assert figures._crowded([(95.0, 57.0), (95.4, 56.0), (99.0, 0.0)])
+    assert figures.tradeoff({"a": (95.0, 57.0), "b": (95.0, 57.0)}, name="n", xlabel="x", ylabel="y", alt="z")

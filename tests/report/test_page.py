@@ -1,0 +1,259 @@
+"""The page: whole, self-contained, true to its numbers, and safe with any text."""
+
+import base64
+import io
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from sparring.errors import UserError
+from sparring.report import Frame, Method, Walk, write_page
+from sparring.report.page import brief, chance, percent, png, table
+
+VOID = {"meta", "link", "img", "br", "hr", "input"}
+
+
+class Reader(HTMLParser):
+    """Collects tags and text, and insists that every tag is closed in its order."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.tags, self.words, self.ids = [], [], [], []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        self.ids += [value for name, value in attrs if name == "id"]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        self.ids += [value for name, value in attrs if name == "id"]
+
+    def handle_endtag(self, tag):
+        assert self.open and self.open.pop() == tag, tag
+
+    def handle_data(self, data):
+        if "style" not in self.open:
+            self.words.append(data)
+
+    @property
+    def text(self):
+        return re.sub(r"\s+", " ", " ".join(self.words))
+
+
+def history(level):
+    return [
+        {"epoch": e, "natural": level, "pgd10": level / 2, "backprops": 10 * level, "loss": 1.0, "tau": None}
+        for e in (1, 2, 3)
+    ]
+
+
+METHODS = [
+    Method("Standard", "no defence", {"Natural": 0.9912, "FGSM": 0.0512, "PGD-20": 0.0}, 0.0, 8.25, history(0.9)),
+    Method("Madry", "worst case", {"Natural": 0.9578, "FGSM": 0.7811, "PGD-20": 0.5733}, 10.0, 22.04, history(0.7)),
+    Method(
+        "FAT",
+        "stops as it fools the model",
+        {"Natural": 0.9822, "FGSM": 0.7844, "PGD-20": 0.5511, "C&W": 0.5711},
+        6.53,
+        1234.5,
+        history(0.8),
+    ),
+]
+FACTS = {"Images": "450 test images", "Command": "sparring demo --seed 0", "Hardware": "x86_64 CPU, 1 thread"}
+
+
+def make_walk(tau=1, crossed=3, stopped=4, steps=10):
+    rng = np.random.default_rng(0)
+    frames = tuple(
+        Frame(k, rng.random((8, 8), dtype=np.float32), "3" if k < crossed else "8", k < crossed, 0.955 - 0.09 * k)
+        for k in range(steps + 1)
+    )
+    return Walk("3", tau, frames, stopped)
+
+
+def write(folder, **changes):
+    given = {"title": "A title", "lead": "A lead.", "methods": METHODS, "walks": [make_walk()], "facts": FACTS}
+    write_page(folder / "page.html", **(given | changes))
+    return (folder / "page.html").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    return write(tmp_path_factory.mktemp("page"), note="Over five seeds: 98.0 to 98.4 %.")
+
+
+def test_is_self_contained(page):
+    for tag, attributes in Reader(page).tags:
+        assert tag not in {"script", "iframe", "object", "embed", "base", "form"}
+        for name in ("src", "href", "xlink:href", "srcset", "poster", "data"):
+            address = attributes.get(name) or ""
+            assert tag == "a" or address == "" or address.startswith(("data:", "#")), (tag, address)
+        assert not any(name.startswith("on") for name in attributes)
+    assert "@import" not in page and not re.search(r"url\((?!#)", page)
+    assert "default-src 'none'" in page
+
+
+def test_structure(page):
+    reader = Reader(page)
+    tags = [tag for tag, _ in reader.tags]
+    assert page.startswith("<!doctype html>")
+    assert ("html", {"lang": "en"}) in reader.tags
+    assert tags.count("h1") == 1 and tags.count("main") == 1 and tags.count("h2") == 4
+    assert len(reader.ids) == len(set(reader.ids))
+    assert all("alt" in attributes for tag, attributes in reader.tags if tag == "img")
+    drawn = [attributes for tag, attributes in reader.tags if tag == "svg"]
+    assert len(drawn) == 4 and all(attributes["aria-label"] for attributes in drawn)
+    labelled = {attributes["aria-labelledby"] for _, attributes in reader.tags if "aria-labelledby" in attributes}
+    assert labelled <= set(reader.ids)
+
+
+def test_holds_everything_it_was_given(page):
+    text = Reader(page).text.replace("\u00a0", " ")
+    for method in METHODS:
+        assert method.name in text and method.about in text
+        for name, accuracy in method.accuracies.items():
+            assert name in text and percent(accuracy) in text
+        assert brief(method.backprops) in text and brief(method.seconds) in text
+    for name, value in FACTS.items():
+        assert name in text and value in text
+    assert "A title" in text and "A lead." in text and "Over five seeds: 98.0 to 98.4 %." in text
+    for frame in make_walk().frames:
+        assert chance(frame.confidence).replace("\u00a0", " ") in text
+
+
+def test_order_of_the_page(page):
+    places = [page.index(mark) for mark in ("<h1", 'class="results"', 'class="strip"', 'class="drawings"', "<dl>")]
+    assert places == sorted(places)
+
+
+def test_the_best_of_each_column_is_marked():
+    best = {
+        (method.name, cell.column)
+        for method, row in zip(METHODS, table(METHODS), strict=True)
+        for cell in row
+        if cell.best
+    }
+    # C&W was measured for one method only: nothing to be best of. Cost: among those that train against an attack.
+    assert best == {
+        ("Standard", "Natural"),
+        ("FAT", "FGSM"),
+        ("Madry", "PGD-20"),
+        ("FAT", "Mean BPs"),
+        ("Madry", "Seconds"),
+    }
+
+
+def test_what_prints_alike_is_equally_good():
+    pair = [Method(name, "", {"Natural": value}, 1.0, 1.0, []) for name, value in (("a", 0.90001), ("b", 0.90002))]
+    assert all(cell.best for row in table(pair) for cell in row)
+
+
+def test_a_missing_number_is_said_to_be_missing(page):
+    assert page.count('aria-label="not measured"') == 2
+
+
+@pytest.mark.parametrize(
+    ("walk", "said"),
+    [
+        (make_walk(), "flips to “8” at step 3. PGD-10 walks on: after step 10 the true class is left with 6 %."),
+        (make_walk(), "PGD-10-1 stops at step 4, with 60 %."),
+        (make_walk(tau=0, stopped=3), "PGD-10-0 stops at step 3, with 68 %."),
+        (make_walk(tau=10, stopped=10), "PGD-10-10 takes all 10 steps too."),
+        (make_walk(crossed=0, tau=0, stopped=0), "The model is wrong before the first step."),
+        (make_walk(crossed=99, stopped=10), "never fools the model: after step 10 it still gives the true class 6 %."),
+    ],
+)
+def test_the_strip_says_what_happened(tmp_path, walk, said):
+    page = write(tmp_path, methods=[], walks=[walk])
+    assert said in Reader(page).text.replace("\u00a0", " ")
+    # Both rows together: every frame of PGD, and the friendly attack's own, no more.
+    assert page.count('<li class="frame') == 11 + walk.stopped_at + 1
+    assert page.count('<li class="rest') == (walk.stopped_at < 10)
+    assert page.count(f"{10 - walk.stopped_at} step") >= (walk.stopped_at < 10)
+
+
+def test_without_walks_and_histories_their_sections_are_left_out(tmp_path):
+    bare = [Method("One", "alone", {"Natural": 0.5}, 0.0, 1.0, [])]
+    page = write(tmp_path, methods=bare, walks=[])
+    assert "Why" not in page and "<svg" not in page and "50.0" in page
+    Reader(page)
+
+
+def test_any_text_is_text(tmp_path):
+    evil = '<script>alert("1")</script>\'&'
+    methods = [Method(evil, evil, {evil: 0.5, "Natural": 0.4, "PGD-20": 0.3}, 1.0, 1.0, history(0.5)) for _ in range(2)]
+    strange = Walk(evil, 0, tuple(Frame(k, np.zeros((2, 2), np.float32), evil, True, 0.5) for k in range(3)), 2)
+    page = write(
+        tmp_path,
+        title=evil,
+        lead=evil,
+        methods=methods,
+        walks=[strange],
+        facts={evil: evil, "Command": evil},
+        note=evil,
+    )
+    reader = Reader(page)
+    assert "script" not in [tag for tag, _ in reader.tags]
+    assert reader.text.count(evil) >= 8
+
+
+def test_pictures_keep_their_pixels():
+    image = np.array([[0.0, 1.0], [0.2, 0.4]], dtype=np.float32)
+    address = png(image)
+    shown = np.asarray(Image.open(io.BytesIO(base64.b64decode(address.split(",")[1]))))
+    assert shown.shape == (96, 96)
+    assert np.array_equal(shown[::48, ::48], [[0, 255], [51, 102]])
+    colour = png(np.full((120, 110, 3), 0.5, dtype=np.float32))
+    assert Image.open(io.BytesIO(base64.b64decode(colour.split(",")[1]))).size == (110, 120)
+
+
+def test_chances_claim_neither_0_nor_100():
+    assert [chance(p).replace("\u00a0", " ") for p in (0.0, 1e-9, 0.014, 0.5, 0.99, 0.9999, 1.0)] == [
+        "<1 %",
+        "<1 %",
+        "1 %",
+        "50 %",
+        "99 %",
+        ">99 %",
+        ">99 %",
+    ]
+
+
+def test_same_input_same_bytes(tmp_path):
+    assert write(tmp_path) == write(tmp_path)
+
+
+def test_an_unwritable_place_is_one_clear_line(tmp_path):
+    with pytest.raises(UserError, match="cannot write"):
+        write(tmp_path / "missing")
+
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here; install it with: apt-get install -y chromium")
+def test_renders_in_a_browser_without_complaint(tmp_path):
+    write(tmp_path)
+    picture = tmp_path / "page.png"
+    command = [
+        CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
+        "--disable-component-update", "--disable-sync", f"--user-data-dir={tmp_path / 'profile'}", "--hide-scrollbars",
+        "--enable-logging=stderr", "--window-size=1100,2400", f"--screenshot={picture}",
+        (tmp_path / "page.html").as_uri(),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "CONSOLE" not in done.stderr, done.stderr
+    pixels = np.asarray(Image.open(picture).convert("L"))
+    assert pixels.shape == (2400, 1100)
+    assert (pixels[200:2200] < 100).mean() > 0.01  # something is drawn

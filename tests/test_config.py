@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from sparring import config
+from sparring.config import Config
+from sparring.data import load
+from sparring.errors import UserError
+from sparring.objectives import OBJECTIVES, Attack
+from sparring.schedules import parse
+
+SOME = Config(
+    attack=Attack(eps=parse("ramp:0..8/255@50%"), tau=parse("0,1@51"), start="normal"), lr=parse("one-cycle:0.2"), seed=3
+)
+
+
+def test_round_trip_through_json():
+    assert config.from_json(json.loads(json.dumps(config.to_json(SOME)))) == SOME
+
+
+def test_every_objective_can_be_named():
+    for name in OBJECTIVES:
+        assert replace(SOME, objective=name).objective == name
+    assert set(config.ObjectiveName.__args__) == set(OBJECTIVES)
+
+
+def test_differences_name_the_fields():
+    other = replace(SOME, seed=4, attack=replace(SOME.attack, steps=20))
+    assert config.differences(SOME, other) == ["seed 3 -> 4", "attack.steps 10 -> 20"]
+    assert config.differences(SOME, SOME) == []
+
+
+def test_an_unknown_field_is_refused():
+    with pytest.raises(UserError, match="not written by this version"):
+        config.from_json(config.to_json(SOME) | {"tua": 1})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"epochs": 0},
+        {"batch_size": 0},
+        {"validation": 0},
+        {"seed": -1},
+        {"beta": -1.0},
+        {"weight_decay": float("nan")},
+        {"momentum": 1.0},
+        {"lr": parse("0")},
+        {"lr": parse("-0.1")},
+        {"validation_eps": 8.0},
+    ],
+)
+def test_impossible_values_are_refused(changes):
+    with pytest.raises(UserError, match=next(iter(changes))):
+        replace(SOME, **changes)
+
+
+def test_normalisation_is_of_the_training_data():
+    data = load("digits")
+    assert config.model_facts(SOME, data)["normalize"] is None
+    (mean,), (deviation,) = config.model_facts(replace(SOME, normalize=True), data)["normalize"]
+    pixels = data.train.x.double() / 255
+    assert mean == pytest.approx(pixels.mean().item())
+    assert deviation == pytest.approx(pixels.std().item())

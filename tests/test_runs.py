@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from sparring import runs
+from sparring.errors import UserError
+
+
+def test_create_and_open(tmp_path, small):
+    folder = tmp_path / "a" / "b"
+    runs.create(folder, small, "fat-digits")
+    found = runs.open_run(folder)
+    assert found.config == small
+    assert found.recipe == "fat-digits"
+    assert found.last() is None
+
+
+def test_a_run_is_not_overwritten_unless_asked(tmp_path, small):
+    run = runs.create(tmp_path, small, "one")
+    run.save(runs.LAST, {"model.a": torch.ones(1)}, {})
+    with pytest.raises(UserError, match="already holds a run. Continue it with --resume"):
+        runs.create(tmp_path, small, "two")
+    assert runs.open_run(tmp_path).recipe == "one"
+    (tmp_path / "notes.txt").write_text("mine")
+    runs.create(tmp_path, small, "two", overwrite=True)
+    assert runs.open_run(tmp_path).recipe == "two"
+    assert runs.open_run(tmp_path).last() is None
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path, small):
+    (tmp_path / "thesis.tex").write_text("")
+    with pytest.raises(UserError, match="not a run folder"):
+        runs.create(tmp_path, small, "")
+
+
+def test_a_folder_that_cannot_be_made(tmp_path, small):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot make the folder"):
+        runs.create(tmp_path / "file" / "run", small, "")
+
+
+def test_opening_what_is_no_run(tmp_path):
+    with pytest.raises(UserError, match="holds no run"):
+        runs.open_run(tmp_path)
+    (tmp_path / runs.CONFIG).write_text("{")
+    with pytest.raises(UserError, match="damaged"):
+        runs.open_run(tmp_path)
+
+
+def test_metrics_survive_a_cut_line_and_are_trimmed(tmp_path, small):
+    run = runs.create(tmp_path, small, "")
+    for epoch in (1, 2, 3):
+        run.record({"epoch": epoch})
+    with (tmp_path / runs.METRICS).open("a") as file:
+        file.write('{"epoch": 4, "lo')
+    assert [record["epoch"] for record in run.metrics()] == [1, 2, 3]
+    run.keep_metrics(2)
+    assert (tmp_path / runs.METRICS).read_text() == '{"epoch": 1}\n{"epoch": 2}\n'
+
+
+def test_leftovers_of_a_kill_are_swept(tmp_path, small):
+    runs.create(tmp_path, small, "")
+    (tmp_path / ".last.safetensors.123.tmp").write_bytes(b"half")
+    runs.open_run(tmp_path)
+    assert not list(tmp_path.glob(".*.tmp"))
+
+
+def test_environment_has_one_entry_per_session_and_no_absolute_path(tmp_path, small, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["/somewhere/bin/sparring", "train", "fat-digits"])
+    runs.create(tmp_path, small, "")
+    for _ in range(2):
+        runs.note_environment(tmp_path, torch.device("cpu"))
+    text = (tmp_path / runs.ENVIRONMENT).read_text()
+    sessions = json.loads(text)
+    assert len(sessions) == 2
+    assert sessions[0]["command"] == "sparring train fat-digits"
+    assert sessions[0]["torch"] == torch.__version__
+    assert "/somewhere" not in text

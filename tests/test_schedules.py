@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparring import schedules
+from sparring.errors import UserError
+from sparring.schedules import OneCycle, Piecewise, Ramp, Start, constant, number, parse
+
+
+def test_piecewise_follows_the_paper():
+    """Table 1: 0.1; 0.01 @60; 0.001 @90; 0.0005 @110 and tau 0; 1 from 51; 2 from 91, epochs 1-based."""
+    lr = parse("0.1,0.01@60,0.001@90,0.0005@110")
+    epochs = (1, 59, 59.99, 60, 89, 90, 110, 120)
+    assert [lr.at(epoch, 120) for epoch in epochs] == [0.1, 0.1, 0.1, 0.01, 0.01, 0.001, 0.0005, 0.0005]
+    tau = parse("0,1@51,2@91")
+    assert [tau.at(epoch, 120) for epoch in (1, 50, 51, 90, 91, 120)] == [0, 0, 1, 1, 2, 2]
+
+
+def test_per_cent_starts_scale_with_the_run():
+    tau = parse("0,1@40%,2@75%")
+    assert [tau.at(epoch, 20) for epoch in (1, 8, 9, 15, 16, 20)] == [0, 0, 1, 1, 2, 2]
+    assert [tau.at(epoch, 5) for epoch in (1, 2, 3, 4, 4.75, 5)] == [0, 0, 1, 1, 2, 2]
+
+
+def test_one_cycle():
+    lr = parse("one-cycle:0.2")
+    assert lr.at(1, 10) == 0
+    assert lr.at(5, 10) == pytest.approx(0.2)
+    assert lr.at(3, 10) == pytest.approx(0.1)
+    assert lr.at(11, 10) == pytest.approx(0)
+    assert parse("one-cycle:0.2@25%").at(3.5, 10) == pytest.approx(0.2)
+
+
+def test_ramp():
+    eps = parse("ramp:0..8/255@50%")
+    assert eps.at(1, 10) == 0
+    assert eps.at(3.5, 10) == pytest.approx(4 / 255)
+    assert eps.at(6, 10) == eps.at(10, 10) == pytest.approx(8 / 255)
+
+
+def test_numbers_may_be_fractions():
+    assert number("8/255") == 8 / 255
+    assert number("2e-4") == 2e-4
+    assert parse("8/255") == constant(8 / 255)
+
+
+floats = st.floats(0, 10, allow_nan=False)
+per_cents = st.lists(st.integers(1, 99), unique=True, max_size=4).map(sorted)
+
+
+@given(st.one_of(
+    st.builds(
+        lambda first, starts, value: Piecewise(first, tuple((Start(s / 100, True), value * s) for s in starts)),
+        floats, per_cents, floats,
+    ),
+    st.builds(lambda first, at: Piecewise(first, tuple((Start(a + 1), a / 7) for a in at)), floats, per_cents),
+    st.builds(OneCycle, floats, st.integers(1, 99).map(lambda n: n / 100)),
+    st.builds(Ramp, floats, floats, st.integers(1, 100).map(lambda n: n / 100)),
+))
+def test_round_trip_is_exact(schedule):
+    assert parse(str(schedule)) == schedule
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("fast", "'fast' is not a number"),
+        ("8/0", "is not a number"),
+        ("0.1,0.01", "needs its start"),
+        ("0.1@3", "first value of a schedule has no start"),
+        ("0.1,0.01@0", "epochs count from 1"),
+        ("0.1,0.01@90,0.001@60", "must grow"),
+        ("0.1,0.01@60,0.001@90%", "all epochs or all per cent"),
+        ("one-cycle:0.2@100%", "percentage of the run"),
+        ("one-cycle:0.2@0.4", "percentage of the run"),
+        ("ramp:0.1", "ramp:FIRST..LAST"),
+        ("", "is not a number"),
+    ],
+)
+def test_bad_schedules_are_refused(text, message):
+    with pytest.raises(UserError, match=message):
+        parse(text)
+
+
+def test_spell_is_read_back():
+    assert schedules.spell(2.0) == "2"
+    assert schedules.spell(8 / 255) == "0.03137254901960784"

@@ -1,0 +1,20 @@
+import torch
+
+from sparring.seeds import derive_seed, generator
+
+
+def test_seeds_depend_on_every_part_and_their_order():
+    seen = {derive_seed(*parts) for parts in [(), (0,), (1,), (0, 1), (1, 0), (0, 0), (12,), (1, 2), (-1,), (2**70,)]}
+    assert len(seen) == 10
+    assert all(0 <= seed < 2**63 for seed in seen)
+
+
+def test_seeds_are_the_same_for_ever():
+    assert derive_seed(1, 2, 3) == 1517167407554927345
+
+
+def test_generator_leaves_the_global_state_alone():
+    before = torch.get_rng_state()
+    first = torch.rand(3, generator=generator("cpu", 7))
+    assert torch.equal(first, torch.rand(3, generator=generator("cpu", 7)))
+    assert torch.equal(before, torch.get_rng_state())

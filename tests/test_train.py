@@ -1,0 +1,217 @@
+"""The loop: exact resume, clean stops, intact checkpoints."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from sparring import checkpoint, runs, train
+from sparring.data import load
+from sparring.errors import RunFailed, UserError
+from sparring.objectives import OBJECTIVES
+from sparring.schedules import constant, parse
+from sparring.train import Interrupted
+
+TIMES = {"seconds", "images_per_second"}  # all that may differ between two runs of one configuration
+
+
+def same_run(one: Path, other: Path) -> None:
+    """Bitwise the same weights, momentum and metrics."""
+    strip = [[{k: v for k, v in r.items() if k not in TIMES} for r in runs.read_metrics(f)] for f in (one, other)]
+    assert strip[0] == strip[1]
+    for name in (runs.LAST, runs.BEST):
+        a, b = checkpoint.load(one / name), checkpoint.load(other / name)
+        assert a.tensors.keys() == b.tensors.keys()
+        assert all(torch.equal(a.tensors[key], b.tensors[key]) for key in a.tensors)
+        assert a.facts["epoch"] == b.facts["epoch"]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, small) -> Path:
+    """`small`, left alone."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    train.train(small, folder, tensorboard=False)
+    return folder
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_every_objective_learns(tmp_path, small, objective):
+    attack = replace(small.attack, eps=constant(0.1), step_size=0.03)
+    config = replace(small, objective=objective, epochs=4, augment="none", lr=constant(0.05), batch_size=64, attack=attack)
+    model = train.train(config, tmp_path / "run", tensorboard=False)
+    records = runs.read_metrics(tmp_path / "run")
+    assert [record["epoch"] for record in records] == [1, 2, 3, 4]
+    assert records[-1]["loss"] < records[0]["loss"]
+    assert records[-1]["natural"] > 0.5
+    assert not model.training
+    backprops = {"standard": 0.0}.get(objective, 3.0 if not OBJECTIVES[objective].friendly else None)
+    assert records[0]["backprops"] == backprops if backprops is not None else 0 < records[0]["backprops"] < 3
+
+
+def test_the_run_folder(tmp_path, small):
+    train.train(small, tmp_path / "run", recipe="some")
+    names = {path.name for path in (tmp_path / "run").iterdir()}
+    assert {runs.CONFIG, runs.ENVIRONMENT, runs.METRICS, runs.LAST, runs.BEST} <= names
+    assert any(name.startswith("events.out.tfevents") for name in names)
+    record = runs.read_metrics(tmp_path / "run")[0]
+    assert {"epoch", "lr", "eps", "tau", "loss", "natural", "pgd10", "backprops"} | TIMES == record.keys()
+    best = checkpoint.load(tmp_path / "run" / runs.BEST)
+    records = runs.read_metrics(tmp_path / "run")
+    assert best.facts["metrics"] == max(records, key=lambda r: (r["pgd10"], r["natural"], -r["epoch"]))
+    assert best.facts["recipe"] == "some"
+    assert best.facts["model"]["name"] == "tiny_cnn"
+
+
+def test_the_best_checkpoint_measures_what_was_recorded(tmp_path, small):
+    from sparring.data import hold_out
+    from sparring.models import build
+    from sparring.seeds import derive_seed
+
+    train.train(small, tmp_path / "run", tensorboard=False)
+    best = checkpoint.load(tmp_path / "run" / runs.BEST)
+    model = build("tiny_cnn", num_classes=10, channels=1, size=(8, 8))
+    model.load_state_dict(best.part("model"))
+    _, held = hold_out(load("digits").train, small.validation, seed=derive_seed(small.seed, train._HOLD_OUT))
+    natural, robust = train.validate(model, held, eps=small.validation_eps, seed=small.seed)
+    assert (natural, robust) == (best.facts["metrics"]["natural"], best.facts["metrics"]["pgd10"])
+
+
+def test_same_seed_same_run_and_another_seed_another(tmp_path, small):
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        train.train(replace(small, seed=seed), tmp_path / name, tensorboard=False)
+    same_run(tmp_path / "a", tmp_path / "b")
+    with pytest.raises(AssertionError):
+        same_run(tmp_path / "a", tmp_path / "c")
+
+
+def test_training_leaves_the_global_random_state(tmp_path, small):
+    state = torch.get_rng_state()
+    train.train(replace(small, epochs=1), tmp_path / "run", tensorboard=False)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("moment", [1, 4, 5, 6, 9, 14])
+def test_stopping_and_resuming_is_exact(tmp_path, small, whole, moment):
+    """Five steps an epoch: before, at and after its end, and in a later epoch."""
+    steps = iter(range(1000))
+    with pytest.raises(Interrupted):
+        train.train(small, tmp_path / "parts", tensorboard=False, stop=lambda: next(steps) == moment - 1)
+    train.train(small, tmp_path / "parts", resume=True, tensorboard=False)
+    same_run(whole, tmp_path / "parts")
+
+
+def test_resuming_what_was_never_begun_begins_it(tmp_path, small, whole):
+    train.train(small, tmp_path / "other", resume=True, tensorboard=False)
+    same_run(whole, tmp_path / "other")
+
+
+def test_resuming_what_is_finished_changes_nothing(tmp_path, small):
+    train.train(small, tmp_path / "run", tensorboard=False)
+    before = (tmp_path / "run" / runs.METRICS).read_bytes(), (tmp_path / "run" / runs.LAST).read_bytes()
+    train.train(small, tmp_path / "run", resume=True, tensorboard=False)
+    assert ((tmp_path / "run" / runs.METRICS).read_bytes(), (tmp_path / "run" / runs.LAST).read_bytes()) == before
+
+
+def test_resuming_with_another_configuration_is_refused(tmp_path, small):
+    train.train(replace(small, epochs=1), tmp_path / "run", tensorboard=False)
+    with pytest.raises(UserError, match=r"another configuration \(epochs 1 -> 3; seed 0 -> 2\)"):
+        train.train(replace(small, seed=2), tmp_path / "run", resume=True)
+
+
+CHILD = """
+import sys
+from pathlib import Path
+from sparring import train, runs
+train.SAVE_EVERY = 0.02                       # so that most kills fall between two saves within an epoch
+config = runs.open_run(Path(sys.argv[1])).config
+class Watch:
+    def begin(self, *args, **kwargs): print("begun", flush=True)
+    def step(self, *args): pass
+    def epoch(self, *args, **kwargs): pass
+    def end(self): pass
+train.train(config, Path(sys.argv[2]), resume=True, tensorboard=False, watch=Watch())
+"""
+
+
+def test_killed_ten_times_at_random_moments(tmp_path, small):
+    config = replace(small, epochs=12, batch_size=64, lr=parse("one-cycle:0.1"))
+    runs.create(tmp_path / "config", config, "")
+    began = time.perf_counter()
+    train.train(config, tmp_path / "whole", tensorboard=False)
+    longest = (time.perf_counter() - began) / 20  # ten of these never reach the end
+
+    def start() -> subprocess.Popen[str]:
+        words = [sys.executable, "-c", CHILD, str(tmp_path / "config"), str(tmp_path / "killed")]
+        child = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+        assert child.stdout is not None
+        assert child.stdout.readline() == "begun\n"
+        return child
+
+    moments = random.Random(0)
+    for _ in range(10):
+        child = start()
+        time.sleep(moments.uniform(0, longest))
+        assert child.poll() is None, "the run ended before it could be killed"
+        child.send_signal(signal.SIGKILL)
+        child.communicate()
+    child = start()
+    child.communicate()
+    assert child.returncode == 0
+    same_run(tmp_path / "whole", tmp_path / "killed")
+
+
+@pytest.mark.parametrize("nth", [1, 2, 3, 4, 5])
+def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path, small, whole, monkeypatch, nth):
+    """The nth write of a checkpoint fails; afterwards the run goes on as if nothing had been."""
+    written = iter(range(1, 100))
+    really = Path.write_bytes
+
+    def write(self, data):
+        if next(written) == nth:
+            really(self, data[: len(data) // 2])
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return really(self, data)
+
+    monkeypatch.setattr(Path, "write_bytes", write)
+    with pytest.raises(UserError, match="the disk is full"):
+        train.train(small, tmp_path / "run", tensorboard=False)
+    monkeypatch.undo()
+    last = runs.open_run(tmp_path / "run").last()
+    assert (last is None) == (nth <= 2)  # the first epoch writes best, then last
+    train.train(small, tmp_path / "run", resume=True, tensorboard=False)
+    same_run(whole, tmp_path / "run")
+
+
+def test_a_loss_that_is_not_finite_stops_before_the_update(tmp_path, small):
+    config = replace(small, lr=parse("0.05,1e30@2"), epochs=3)
+    with pytest.raises(RunFailed, match=r"not finite in epoch 2, step \d .*lower --lr"):
+        train.train(config, tmp_path / "run", tensorboard=False)
+    last = runs.open_run(tmp_path / "run").last()
+    assert last is not None
+    assert last.facts["epoch"] == 1
+    assert all(torch.isfinite(tensor).all() for tensor in last.tensors.values())
+    assert [record["epoch"] for record in runs.read_metrics(tmp_path / "run")] == [1]
+
+
+def test_what_is_refused_makes_no_folder(tmp_path, small):
+    for changes in ({"model": "resnet"}, {"validation": 5000}, {"data": "digit"}):
+        with pytest.raises(UserError):
+            train.train(replace(small, **changes), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_normalisation_travels_with_the_model(tmp_path, small):
+    train.train(replace(small, epochs=1, normalize=True), tmp_path / "run", tensorboard=False)
+    last = checkpoint.load(tmp_path / "run" / runs.LAST)
+    assert last.facts["model"]["normalize"] is not None
+    assert "normalize.mean" in last.part("model")
