@@ -27,11 +27,11 @@ class _Remaining(ProgressColumn):
 
 
 class TrainingBar:
-    """Watches a training. Where the output is no terminal, only the epoch lines appear."""
+    """Watches a training. Where the output is no terminal only the epoch lines appear, if they are wanted."""
 
-    def __init__(self, console: Console | None = None, *, title: str = "") -> None:
+    def __init__(self, console: Console | None = None, *, title: str = "", lines: bool = True) -> None:
         self.console = console or Console()
-        self.title = title
+        self.title, self.lines = title, lines
         self.progress: Progress | None = None
         self.looked = 0.0
         self.steps = 0
@@ -71,6 +71,8 @@ class TrainingBar:
 
     def epoch(self, record: dict[str, Any], *, best: bool) -> None:
         """An epoch is done."""
+        if not self.lines:
+            return
         tau = "" if record["tau"] is None else f"  tau {record['tau']}"
         self.console.print(
             f"{self.title}epoch {record['epoch']:3}  loss {record['loss']:.3f}  natural {record['natural']:6.1%}  "

@@ -13,22 +13,22 @@ from sparring.objectives import Attack
 from sparring.recipes.recipe import Recipe
 from sparring.schedules import OneCycle, constant, parse
 
-_EPS = 0.3
+EPS = 0.3
 
 MADRY = Config(
     objective="madry",
     data="digits",
     model="tiny_cnn",
-    attack=Attack(eps=constant(_EPS), step_size=_EPS / 4, steps=10, start="uniform"),
+    attack=Attack(eps=constant(EPS), step_size=EPS / 4, steps=10, start="uniform"),
     epochs=25,
     batch_size=64,
     lr=OneCycle(0.1),
     weight_decay=5e-4,
     validation=120,
-    validation_eps=_EPS,
+    validation_eps=EPS,
 )
 STANDARD = replace(MADRY, objective="standard")
-FAT = replace(MADRY, objective="fat", attack=replace(MADRY.attack, tau=constant(1)))
+FAT = replace(MADRY, objective="fat", attack=replace(MADRY.attack, tau=constant(2)))
 TRADES = replace(MADRY, objective="trades", beta=6.0, attack=replace(MADRY.attack, start="normal"))
 MART = replace(TRADES, objective="mart")
 FAT_FOR_TRADES = replace(TRADES, objective="fat-trades", attack=replace(TRADES.attack, tau=parse("0,1@35%,2@60%")))
@@ -38,7 +38,7 @@ _COST = "under a minute on 2 CPU cores"
 DIGITS = (
     Recipe("standard-digits", STANDARD, "no defence", _COST, "high natural accuracy, none under attack"),
     Recipe("madry-digits", MADRY, "worst-case training (PGD-10)", _COST, ""),
-    Recipe("fat-digits", FAT, "friendly training (PGD-10-1)", _COST, ""),
+    Recipe("fat-digits", FAT, "friendly training (PGD-10-2)", _COST, ""),
     Recipe("trades-digits", TRADES, "TRADES, beta 6", _COST, ""),
     Recipe("fat-trades-digits", FAT_FOR_TRADES, "FAT for TRADES, beta 6", _COST, ""),
     Recipe("mart-digits", MART, "MART, beta 6", _COST, ""),

@@ -1,0 +1,176 @@
+"""`sparring demo`: standard, worst-case and friendly training on digits, measured, told in one table and one page."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from sparring import runs
+from sparring.checkpoint import write_text
+from sparring.cli.arguments import parse
+from sparring.cli.progress import TrainingBar
+from sparring.cli.train import stopping
+from sparring.config import Config
+from sparring.data import Dataset, load
+from sparring.errors import UserError
+from sparring.evaluation import evaluate
+from sparring.recipes import quickstart
+from sparring.report.page import Method, percent, write_page
+from sparring.report.walk import choose, walk
+from sparring.train import Interrupted, train
+
+DESCRIPTION = """Train three models on 8x8 digits, attack them, and write one page that shows what happened and why.
+
+Examples:
+  sparring demo
+  sparring demo --seed 3 --out runs/demo-3"""
+
+# Column of the table -> attack of the protocol "mart" (PGD-20 and C&W-30 in steps of eps/10, uniform start).
+ATTACKS = {"Natural": "natural", "FGSM": "fgsm", "PGD-20": "pgd20", "C&W": "cw30"}
+TRIALS = {
+    "Standard": (quickstart.STANDARD, "trained on the images as they are"),
+    "Madry": (quickstart.MADRY, "trained on the worst case: all 10 steps of PGD"),
+    "FAT": (quickstart.FAT, "trained on friendly data: each attack stops soon after it fools the model"),
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """Where and with which seed."""
+
+    out: Path = Path("runs/demo")
+    """Folder for the page and the three runs; an earlier demo there is replaced."""
+    seed: int = 0
+    epochs: int = quickstart.MADRY.epochs
+    """Fewer for a quicker, rougher look."""
+
+
+def run(argv: list[str]) -> int:
+    """The command."""
+    options = parse(Options, argv, prog="sparring demo", description=DESCRIPTION)
+    began = time.perf_counter()
+    data, console = load("digits"), Console()
+    console.print(
+        f"Digits: {len(data.train)} training and {len(data.test)} test images, 8x8. "
+        f"Attacks may move every pixel by {quickstart.EPS} of its range.",
+        highlight=False,
+    )
+    methods, models = [], {}
+    try:
+        with stopping() as stop:
+            for name, (config, about) in TRIALS.items():
+                config = replace(config, seed=options.seed, epochs=options.epochs)
+                folder = options.out / name.lower()
+                bar = TrainingBar(console, title=f"{name:9}", lines=False)
+                models[name] = train(
+                    config, folder, overwrite=True, data=data, watch=bar, stop=stop, tensorboard=False
+                )
+                methods.append(_measure(name, about, config, models[name], data, folder))
+                console.print(_line(methods[-1]), highlight=False, soft_wrap=True)
+    except Interrupted:
+        raise UserError("the demo was interrupted. Start it again with: sparring demo") from None
+    lead = verdict(methods[1], methods[2])
+    page = options.out / "index.html"
+    _write(page, lead, methods, models["FAT"], data, options)
+    write_text(options.out / "demo.json", json.dumps(_as_data(methods, options, len(data.test)), indent=2) + "\n")
+    console.print(_table(methods))
+    console.print(lead, highlight=False)
+    console.print(
+        f"\n{time.perf_counter() - began:.0f} s. Read why: {page}\n"
+        f"Use a model: sparring.load_model({str(options.out / 'fat')!r})",
+        highlight=False,
+        soft_wrap=True,
+    )
+    return 0
+
+
+def _measure(
+    name: str, about: str, config: Config, model: torch.nn.Module, data: Dataset, folder: Path
+) -> Method:
+    """One row: accuracies on the test images at the radius of training."""
+    x, y = data.test.x.float() / 255, data.test.y
+    found = evaluate(model, x, y, protocol="mart", eps=config.validation_eps, doubts=False)
+    history = runs.read_metrics(folder)
+    return Method(
+        name=name,
+        about=about,
+        accuracies={column: found[attack].accuracy for column, attack in ATTACKS.items()},
+        backprops=sum(record["backprops"] for record in history) / len(history),
+        seconds=sum(record["seconds"] for record in history),
+        history=history,
+    )
+
+
+def _as_data(methods: list[Method], options: Options, images: int) -> dict[str, Any]:
+    """The table for programs."""
+    rows = {m.name: {**m.accuracies, "backprops": m.backprops, "seconds": m.seconds} for m in methods}
+    return {"n": images, "seed": options.seed, "methods": rows, **runs.environment(torch.device("cpu"))}
+
+
+def verdict(madry: Method, fat: Method) -> str:
+    """One sentence of what the numbers show, whichever way they fell."""
+    natural = fat.accuracies["Natural"] - madry.accuracies["Natural"]
+    robust = fat.accuracies["PGD-20"] - madry.accuracies["PGD-20"]
+    more = "more" if natural > 0 else "less" if natural < 0 else "as"
+    stands = "better" if robust > 0 else "worse" if robust < 0 else "as well"
+    return (
+        f"Friendly training is {more} accurate on clean images ({percent(fat.accuracies['Natural'])} % against "
+        f"{percent(madry.accuracies['Natural'])} % for worst-case training), withstands PGD-20 {stands} "
+        f"({percent(fat.accuracies['PGD-20'])} % against {percent(madry.accuracies['PGD-20'])} %), and needs "
+        f"{fat.backprops:.1f} instead of {madry.backprops:.1f} back-propagations per image to make its training data."
+    )
+
+
+def _line(method: Method) -> str:
+    return (
+        f"{method.name:9}trained in {method.seconds:.0f} s: natural {percent(method.accuracies['Natural'])} %, "
+        f"PGD-20 {percent(method.accuracies['PGD-20'])} %"
+    )
+
+
+def _table(methods: list[Method]) -> Table:
+    table = Table("", *ATTACKS, "mean BPs", "seconds", title="Test accuracy, %", title_justify="left")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for method in methods:
+        accuracies = [percent(method.accuracies[column]) for column in ATTACKS]
+        table.add_row(method.name, *accuracies, f"{method.backprops:.1f}", f"{method.seconds:.0f}")
+    return table
+
+
+def _write(
+    page: Path, lead: str, methods: list[Method], model: torch.nn.Module, data: Dataset, options: Options
+) -> None:
+    attack = quickstart.FAT.attack.at(1, options.epochs)
+    # Smaller steps than in training and tau 0, so that the crossing can be watched and the stop stands right behind it.
+    eps, step_size, steps = attack.eps, attack.eps / 10, attack.steps
+    x, y = data.test.x.float() / 255, data.test.y
+    picked = choose(model, x, y, eps=eps, step_size=step_size, steps=steps)
+    strips = walk(
+        model, x[picked], y[picked], eps=eps, step_size=step_size, steps=steps, tau=0, classes=data.classes
+    )
+    where = runs.environment(torch.device("cpu"))
+    write_page(
+        page,
+        title="Friendly adversarial training on digits",
+        lead=lead,
+        methods=methods,
+        walks=strips,
+        facts={
+            "Data": f"{data.note}; {len(data.train)} training and {len(data.test)} test images",
+            "Attack in training": f"eps {eps:g}, {steps} steps of {attack.step_size:g}; FAT with tau {attack.tau}",
+            "Attack in the strips": f"eps {eps:g}, {steps} steps of {step_size:g}, tau 0, on the FAT model",
+            "Attacks in the table": "eps as in training; PGD-20 and C&W (30 steps) in steps of eps/10, random start",
+            "Seed": str(options.seed),
+            "Hardware": f"{where['device']}, {where['threads']} threads",
+            "Versions": f"sparring {where['sparring']}, torch {where['torch']}, Python {where['python']}",
+            "Command": where["command"],
+        },
+    )

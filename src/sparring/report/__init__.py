@@ -1,0 +1,9 @@
+"""Reports: attacks walked step by step, figures, and one self-contained HTML page of them.
+
+Everything here shows what was measured elsewhere; nothing here trains, and no number is computed twice.
+"""
+
+from sparring.report.page import Method, write_page
+from sparring.report.walk import Frame, Walk, choose, walk
+
+__all__ = ["Frame", "Method", "Walk", "choose", "walk", "write_page"]

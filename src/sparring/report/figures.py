@@ -1,0 +1,222 @@
+"""Figures as inline SVG: curves by epoch and the trade-off plot.
+
+Drawn with matplotlib's objects (no pyplot, so nothing stays open), text as paths, background transparent. Colours are
+the page's: ink becomes `currentColor` and the series `var(--series-N)`, so one drawing serves light, dark and print. No
+reading depends on colour: every series has its own line style and marker, and its name at its end.
+"""
+
+from __future__ import annotations
+
+import html
+import io
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+Series = Mapping[str, tuple[Sequence[float], Sequence[float]]]  # name -> (x, y)
+
+INK = "#123456"  # stands for currentColor
+COLOURS = ("#6b7280", "#b45309", "#0f766e", "#6d28d9", "#be123c", "#1d4ed8")  # the page's --series-1 ... in light
+_DASHES = (":", "--", "-", "-.", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1)))
+_MARKERS = ("o", "s", "^", "D", "v", "P")
+_SIZE = (4.6, 2.9)  # inches: 442 px, so that 9-pt text is still readable at a phone's width
+_LETTERS = 24  # longer names are cut in the drawing; the alt text has them whole
+_GAP = 0.085  # of the axes' height: the least distance between two names
+
+
+def curves(series: Series, *, name: str, title: str, alt: str, most: float | None = None) -> str:
+    """Lines by epoch, each with its name at its end. `name` keeps this drawing's ids apart from others' on a page.
+
+    Args:
+        most: the largest value there can be (100 for per cent); without it the axis begins at 0.
+    """
+    with _style():
+        figure = Figure(figsize=_SIZE)
+        axes = _axes(figure, right=_room(series), title=title, xlabel="epoch")
+        ends = {}
+        for index, (label, (x, y)) in enumerate(series.items()):
+            line = _look(index)
+            axes.plot(x, y, markevery=_sparse(len(x)), clip_on=False, **line)
+            if len(x):
+                ends[label] = (x[-1], y[-1], line["color"])
+        bottom, top = axes.get_ylim()
+        if most is None:
+            axes.set_ylim(-0.02 * top, top)
+        else:
+            axes.set_ylim(max(bottom, -0.02 * most), min(top, 1.02 * most))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
+        _name_ends(axes, ends)
+        return _svg(figure, name, alt)
+
+
+def tradeoff(points: Mapping[str, tuple[float, float]], *, name: str, xlabel: str, ylabel: str, alt: str) -> str:
+    """One named point per method; up and to the right is better."""
+    with _style():
+        figure = Figure(figsize=_SIZE)
+        crowded = _crowded(list(points.values()))  # names beside the axes then, else above the points
+        axes = _axes(figure, right=_room(points) if crowded else 0.95, title=ylabel, xlabel=xlabel)
+        axes.margins(*((0.1, 0.1) if crowded else (0.22, 0.16)))
+        ends = {}
+        for index, (label, (x, y)) in enumerate(points.items()):
+            look = _look(index)
+            axes.plot([x], [y], **(look | {"linestyle": "none", "markersize": 7 if crowded else 8}))
+            ends[label] = (x, y, look["color"])
+        if crowded:
+            _name_ends(axes, ends)
+        else:
+            for label, (x, y, colour) in ends.items():
+                axes.annotate(
+                    _short(label),
+                    (x, y),
+                    xytext=(0, 8),
+                    textcoords="offset points",
+                    ha="center",
+                    va="bottom",
+                    color=colour,
+                    fontweight="bold",
+                )
+            _point_to_better(axes)
+        return _svg(figure, name, alt)
+
+
+def _point_to_better(axes: Axes) -> None:
+    axes.annotate(
+        "better",
+        (0.985, 0.975),
+        xytext=(0.87, 0.85),
+        xycoords="axes fraction",
+        textcoords="axes fraction",
+        ha="right",
+        va="top",
+        color=INK,
+        alpha=0.75,
+        arrowprops={"arrowstyle": "->", "color": INK, "alpha": 0.75},
+    )
+
+
+def _crowded(points: Sequence[tuple[float, float]]) -> bool:
+    """Whether names above the points would run into one another: two are near in both directions."""
+    wide = max(x for x, _ in points) - min(x for x, _ in points) or 1.0
+    high = max(y for _, y in points) - min(y for _, y in points) or 1.0
+    pairs = [(one, other) for i, one in enumerate(points) for other in points[:i]]
+    return any(abs(a[0] - b[0]) < 0.3 * wide and abs(a[1] - b[1]) < 0.18 * high for a, b in pairs)
+
+
+def _room(names: Iterable[str]) -> float:
+    """Where the axes end, as a part of the width, so that the longest name fits beside them."""
+    return max(0.5, min(0.77, 0.955 - 0.0185 * max(len(_short(name)) for name in names)))  # 0.0185: a bold letter
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= _LETTERS else name[: _LETTERS - 1] + "…"
+
+
+def _style() -> AbstractContextManager[None]:
+    """Matplotlib as it ships, whatever the user's own settings are, for the time of one drawing."""
+    return matplotlib.rc_context(
+        {
+            **{key: matplotlib.rcParamsDefault[key] for key in matplotlib.rcParamsDefault if "backend" not in key},
+            "svg.fonttype": "path",
+            "svg.hashsalt": "sparring",  # the same drawing has the same bytes
+            "text.parse_math": False,  # a name may hold a dollar sign
+            "font.size": 9,
+            "text.color": INK,
+            "axes.edgecolor": INK,
+            "xtick.color": INK,
+            "ytick.color": INK,
+        }
+    )
+
+
+def _axes(figure: Figure, *, right: float, title: str, xlabel: str) -> Axes:
+    """Two thin axes, a faint grid, and the y axis named above it, where it reads horizontally."""
+    axes = figure.add_axes((0.065, 0.15, right - 0.065, 0.72))
+    axes.patch.set_visible(False)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    axes.grid(axis="y", color=INK, alpha=0.15, linewidth=0.8)
+    axes.tick_params(length=0, pad=5)
+    axes.set_axisbelow(True)
+    axes.set_xlabel(xlabel, color=INK)
+    axes.margins(x=0.03)
+    figure.text(0.0, 0.935, title, fontsize=9.5, fontweight="bold")
+    return axes
+
+
+def _look(index: int) -> dict[str, Any]:
+    """Line style, marker and colour of the n-th series; none comes twice before the thirtieth."""
+    return {
+        "color": COLOURS[index % len(COLOURS)],
+        "linestyle": _DASHES[index % len(_DASHES)],
+        "marker": _MARKERS[(index + index // len(COLOURS)) % len(_MARKERS)],
+        "linewidth": 1.8,
+        "markersize": 4.5,
+    }
+
+
+def _sparse(count: int) -> int:
+    """Markers on about six points of a line."""
+    return max(1, round(count / 6))
+
+
+def _name_ends(axes: Axes, ends: Mapping[str, tuple[float, float, str]]) -> None:
+    """Every line's name beside its end, pushed apart where they would touch."""
+    bottom, top = axes.get_ylim()
+    heights = _spread({label: (y - bottom) / (top - bottom) for label, (_, y, _) in ends.items()})
+    for label, (x, y, colour) in ends.items():
+        axes.annotate(
+            _short(label),
+            (x, y),
+            xytext=(1.055, heights[label]),
+            textcoords="axes fraction",
+            va="center",
+            color=colour,
+            fontweight="bold",
+            annotation_clip=False,
+            arrowprops={
+                "arrowstyle": "-",
+                "color": colour,
+                "linewidth": 0.7,
+                "shrinkA": 1,
+                "shrinkB": 3,
+                "relpos": (0, 0.5),
+            },
+        )
+
+
+def _spread(heights: Mapping[str, float]) -> dict[str, float]:
+    """Heights in [0, 1] at least `_GAP` apart, in their order, moved as little as a sweep up and one down allow."""
+    order = sorted(heights, key=lambda label: heights[label])
+    placed = [heights[label] for label in order]
+    for i in range(1, len(placed)):
+        placed[i] = max(placed[i], placed[i - 1] + _GAP)
+    ceiling = 1.0
+    for i in reversed(range(len(placed))):
+        placed[i] = min(placed[i], ceiling)
+        ceiling = placed[i] - _GAP
+    return dict(zip(order, placed, strict=True))
+
+
+def _svg(figure: Figure, name: str, alt: str) -> str:
+    """The <svg> element alone, in the page's colours, with ids of its own and nothing that reaches outside."""
+    text = io.StringIO()
+    figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
+    svg = text.getvalue()
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'\bid="', f'id="{name}-', svg)
+    svg = re.sub(r'xlink:href="#', f'href="#{name}-', svg).replace("url(#", f"url(#{name}-")
+    svg = svg.replace(INK, "currentColor")
+    for number, colour in enumerate(COLOURS, 1):
+        svg = svg.replace(colour, f"var(--series-{number}, {colour})")
+    box = re.search(r'viewBox="[^"]*"', svg)
+    assert box is not None
+    said = html.escape(alt, quote=True)
+    head = f'<svg role="img" aria-label="{said}" {box[0]} stroke-linejoin="round" stroke-linecap="butt">'
+    return head + re.sub(r"\n\s*", "\n", svg[svg.index(">") + 1 :]).strip()

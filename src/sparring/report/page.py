@@ -1,0 +1,256 @@
+"""One self-contained HTML page: what came out, why, how it went, how it was made.
+
+The page asks the network for nothing and runs no script (its own Content-Security-Policy forbids both); it serves
+desktop, phone, dark and print, and nothing on it is said by colour alone. Every sentence about the data is made from
+the data. This module writes what it is given: it measures nothing.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import numpy as np
+from markupsafe import Markup
+from numpy.typing import NDArray
+from PIL import Image
+
+from sparring._version import __version__
+from sparring.checkpoint import write_text
+from sparring.report import figures
+from sparring.report.walk import Walk
+
+_LEAST_PIXELS = 96  # smaller images are enlarged, every pixel a square
+_COLUMNS = {  # what the usual columns mean, for a reader who is new to them
+    "Natural": "the test images as they are",
+    "FGSM": "after one large step against the model",
+    "PGD-20": "after twenty small steps, each where the loss rises fastest",
+    "C&W": "the same with a loss that aims at the margin between two classes",
+    "AutoAttack": "four strong attacks one after the other",
+}
+
+
+@dataclass(frozen=True)
+class Method:
+    """One row of the table and one line of each figure."""
+
+    name: str
+    about: str
+    accuracies: Mapping[str, float]  # fractions, on test data: "Natural", "FGSM", "PGD-20", ...
+    backprops: float  # mean backward passes per training image
+    seconds: float
+    history: Sequence[Mapping[str, Any]]  # the records of metrics.jsonl; may be empty
+
+
+@dataclass(frozen=True)
+class _Cell:
+    """A number as it is printed."""
+
+    column: str
+    text: str  # empty: not measured
+    best: bool
+    share: float | None = None  # of the bar beneath it
+
+
+@dataclass(frozen=True)
+class _Drawing:
+    """A figure and what to see in it."""
+
+    svg: Markup  # our own drawing: names are paths in it, or escaped
+    caption: str
+
+
+def write_page(
+    path: Path,
+    *,
+    title: str,
+    lead: str,
+    methods: Sequence[Method],
+    walks: Sequence[Walk] = (),
+    facts: Mapping[str, str],
+    note: str = "",
+) -> None:
+    """Write the page, whole or not at all.
+
+    Args:
+        lead: one sentence: what the page shows.
+        walks: from `report.walk`; the strip is left out without them.
+        facts: how it was made: images, hardware, command, seed, versions. "Command" is set as code.
+        note: stands below the table, for instance the spread over seeds.
+    """
+    columns = _columns(methods)
+    page = _templates().get_template("page.html")
+    text = page.render(
+        title=title,
+        lead=lead,
+        columns=columns,
+        meanings={name: _COLUMNS[name] for name in columns if name in _COLUMNS},
+        rows=list(zip(methods, table(methods), strict=True)),
+        note=note,
+        walks=walks,
+        drawings=drawings(methods),
+        facts=facts,
+        version=__version__,
+    )
+    write_text(path, text)
+
+
+def table(methods: Sequence[Method]) -> list[list[_Cell]]:
+    """The methods' rows: accuracies in per cent, mean BPs, seconds; the best of each column marked.
+
+    Best is the highest accuracy and, among the methods that train against an attack, the lowest cost: training against
+    none is always the cheapest. Numbers that print alike are equally good.
+    """
+    rows: list[list[_Cell]] = [[] for _ in methods]
+    for name in _columns(methods):
+        accuracies = [method.accuracies.get(name) for method in methods]
+        _fill(rows, name, accuracies, percent, best=max, contenders=accuracies, bars=True)
+    for name, values in (("Mean BPs", [m.backprops for m in methods]), ("Seconds", [m.seconds for m in methods])):
+        fighting = [value for value, method in zip(values, methods, strict=True) if method.backprops > 0]
+        _fill(rows, name, values, brief, best=min, contenders=fighting)
+    return rows
+
+
+def drawings(methods: Sequence[Method]) -> list[_Drawing]:
+    """The figures for which there are numbers: natural and PGD-10 accuracy and BPs by epoch, and the trade-off."""
+    natural = _series(methods, "natural", 100.0)
+    robust = _series(methods, "pgd10", 100.0)
+    backprops = _series(methods, "backprops", 1.0)
+    points = {
+        method.name: (100 * method.accuracies["Natural"], 100 * method.accuracies["PGD-20"])
+        for method in methods
+        if {"Natural", "PGD-20"} <= method.accuracies.keys()
+    }
+    found = []
+    if natural:
+        what = "Natural accuracy on validation images (%)"
+        last = _last(natural, "{:.1f} %")
+        found.append(
+            _curves(
+                natural,
+                "natural",
+                what,
+                f"Images as they are: how soon each method gets there, and where it ends. Last epoch: {last}.",
+            )
+        )
+    if robust:
+        what = "Accuracy under PGD-10 on validation images (%)"
+        last = _last(robust, "{:.1f} %")
+        told = f"The same images attacked. A line along the floor is a model without a defence. Last epoch: {last}."
+        found.append(_curves(robust, "pgd10", what, told))
+    if backprops:
+        what = "Backward passes per training image"
+        last = _last(backprops, "{:.1f}")
+        told = (
+            "What the attack costs. A flat line takes all its steps on every image; one below it stops early, and "
+            f"where it rises the model has become harder to fool. Last epoch: {last}."
+        )
+        found.append(_curves(backprops, "backprops", what, told, most=None))
+    if len(points) > 1:
+        what = "Accuracy under PGD-20 on test images (%)"
+        each = "; ".join(f"{name} {x:.1f} and {y:.1f}" for name, (x, y) in points.items())
+        svg = figures.tradeoff(
+            points, name="tradeoff", xlabel="natural accuracy (%)", ylabel=what, alt=f"{what} against natural: {each}."
+        )
+        told = "The trade-off: right is better on images as they are, up is better under attack. Look for the corner."
+        found.append(_Drawing(Markup(svg), told))
+    return found
+
+
+def percent(fraction: float) -> str:
+    """'98.2' for 0.98222."""
+    return f"{100 * fraction:.1f}"
+
+
+def brief(value: float) -> str:
+    """One decimal below a hundred, none above."""
+    return f"{value:.1f}" if value < 100 else f"{value:,.0f}"
+
+
+def chance(probability: float) -> str:
+    """A probability in whole per cent, without claiming 0 or 100."""
+    if probability < 0.01:
+        return "<1\u00a0%"
+    return f"{100 * probability:.0f}\u00a0%" if probability <= 0.99 else ">99\u00a0%"
+
+
+def unbroken(text: str) -> str:
+    """A number and its per cent sign stay on one line."""
+    return text.replace(" %", "\u00a0%")
+
+
+def png(image: NDArray[np.float32]) -> str:
+    """An image in [0, 1] as a data: address, enlarged by a whole factor so that its pixels stay squares."""
+    pixels = np.rint(np.clip(image, 0, 1) * 255).astype(np.uint8)
+    times = max(1, -(-_LEAST_PIXELS // max(pixels.shape[:2])))
+    pixels = pixels.repeat(times, axis=0).repeat(times, axis=1)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, format="PNG", optimize=True)
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode("ascii")
+
+
+def _templates() -> jinja2.Environment:
+    folder = resources.files(__package__ or "sparring.report")
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(lambda name: (folder / name).read_text(encoding="utf-8")),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"chance": chance, "png": png, "unbroken": unbroken}
+    return environment
+
+
+def _columns(methods: Sequence[Method]) -> list[str]:
+    """The names of all accuracies, in the order in which they first appear."""
+    return list(dict.fromkeys(name for method in methods for name in method.accuracies))
+
+
+def _fill(
+    rows: list[list[_Cell]],
+    column: str,
+    values: Sequence[float | None],
+    spell: Callable[[float], str],
+    *,
+    best: Callable[[Sequence[float]], float],
+    contenders: Sequence[float | None],
+    bars: bool = False,
+) -> None:
+    """Add one column to all rows."""
+    known = [value for value in contenders if value is not None]
+    winner = spell(best(known)) if len(known) > 1 else None
+    for row, value in zip(rows, values, strict=True):
+        if value is None:
+            row.append(_Cell(column, "", best=False))
+        else:
+            wins = spell(value) == winner and value in known
+            row.append(_Cell(column, spell(value), best=wins, share=value if bars else None))
+
+
+def _series(methods: Sequence[Method], key: str, times: float) -> dict[str, tuple[list[float], list[float]]]:
+    """(epochs, values) of every method that recorded any."""
+    series = {}
+    for method in methods:
+        kept = [(record["epoch"], times * record[key]) for record in method.history if record.get(key) is not None]
+        if kept:
+            series[method.name] = ([epoch for epoch, _ in kept], [value for _, value in kept])
+    return series
+
+
+def _curves(series: figures.Series, name: str, what: str, told: str, most: float | None = 100.0) -> _Drawing:
+    alt = f"{what}, by epoch. Last epoch: {_last(series, '{:.1f}')}."
+    svg = figures.curves(series, name=name, title=what, alt=alt, most=most)
+    return _Drawing(Markup(svg), told)
+
+
+def _last(series: figures.Series, form: str) -> str:
+    """'FAT 98.2 %, Madry 95.8 %': the ends of the lines, highest first."""
+    ends = sorted(series.items(), key=lambda item: -item[1][1][-1])
+    return ", ".join(f"{name} {form.format(values[-1])}" for name, (_, values) in ends)
