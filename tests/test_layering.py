@@ -18,6 +18,7 @@ HOUSE = [
     "models",
     "data",
     "attacks",
+    "engine",
     "objectives",
     "config",
     "checkpoint",

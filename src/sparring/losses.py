@@ -50,7 +50,7 @@ def boosted_cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
 def mart_weighted_kl(logits_nat: Tensor, logits_adv: Tensor, y: Tensor) -> Tensor:
     """MART's second term: KL(p_nat || p_adv) * (1 - p_nat[y]), the weight not detached.
 
-    log p_nat comes from the logits: the published log(p_nat) has a gradient that is not a number where p_nat underflows.
+    log p_nat comes from the logits: the published log(p_nat) has no finite gradient where p_nat underflows.
     """
     log_nat, p_adv = F.log_softmax(logits_nat, dim=1), F.softmax(logits_adv, dim=1)
     p_nat = log_nat.exp()

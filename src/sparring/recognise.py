@@ -1,6 +1,7 @@
 """Which network some tensors belong to, told by their names and shapes: architecture, classes, channels, image size.
 
-Knows the architectures of `sparring.models`; must not know files. Nothing is allocated: shapes come from the meta device.
+Knows the architectures of `sparring.models`; must not know files. Nothing is allocated: shapes come from torch's meta
+device.
 """
 
 from __future__ import annotations

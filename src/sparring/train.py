@@ -18,11 +18,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from sparring import engine as engines
 from sparring import models, runs
 from sparring.attacks import pgd
 from sparring.checkpoint import Checkpoint
 from sparring.config import Config, differences, model_facts
 from sparring.data import Dataset, Split, batches, count_batches, hold_out, load
+from sparring.engine import Engine, Network
 from sparring.errors import RunFailed, UserError
 from sparring.objectives import OBJECTIVES
 from sparring.seeds import derive_seed, generator
@@ -35,8 +37,8 @@ SAVE_EVERY = 300.0  # seconds between checkpoints within an epoch: the most that
 class Watch(Protocol):
     """Somebody who looks on: a progress bar, a log."""
 
-    def begin(self, config: Config, *, steps: int, epoch: int) -> None:
-        """Training begins, or goes on, at this epoch; an epoch has so many steps."""
+    def begin(self, config: Config, *, steps: int, epoch: int, engine: str) -> None:
+        """Training begins, or goes on, at this epoch; an epoch has so many steps; `engine` says in a line what runs."""
 
     def step(self, epoch: int, step: int, backprops: Callable[[], float]) -> None:
         """A step is done. `backprops()` gives the epoch's mean so far, and makes a GPU wait."""
@@ -51,9 +53,8 @@ class Watch(Protocol):
 class Interrupted(Exception):
     """The run was asked to stop, and has saved its place."""
 
-    def __init__(self, folder: Path, epoch: int, step: int) -> None:
+    def __init__(self, epoch: int, step: int) -> None:
         super().__init__(f"stopped in epoch {epoch} after step {step}; saved")
-        self.folder = folder
 
 
 @dataclass
@@ -96,6 +97,7 @@ def train(
     watch: Watch | None = None,
     stop: Callable[[], bool] = lambda: False,
     tensorboard: bool = True,
+    engine: engines.Kind = "auto",
 ) -> nn.Module:
     """Train what `config` says into a run folder and return the model of the last epoch, in eval mode.
 
@@ -104,6 +106,7 @@ def train(
         overwrite: replace a run that is already there.
         data: the data set, where the caller has it loaded.
         stop: asked after every step; once it says yes the place is saved and `Interrupted` raised.
+        engine: "auto" takes captured graphs where CUDA is; "plain" is the reference.
     """
     device = torch.device(device)
     data = data or load(config.data)
@@ -118,14 +121,15 @@ def train(
     if saved is not None:
         _restore(state, saved)
     run.keep_metrics(state.epoch - 1)
+    parts = _engine(config, state, data, device, engine)
     board = _board(folder, state.epoch) if tensorboard else None
 
     if watch:
-        watch.begin(config, steps=steps, epoch=state.epoch)
+        watch.begin(config, steps=steps, epoch=state.epoch, engine=parts.line)
     try:
         while state.epoch <= config.epochs:
-            _train_epoch(state, config, training, steps, run, facts, watch, stop)
-            record = _record(state, config, held)
+            _train_epoch(state, config, parts, training, steps, lambda: _save(run, state, facts), watch, stop)
+            record = _record(state, config, held, parts.network)
             run.record(record)
             is_best = state.best is None or _score(record) > _score(state.best)
             if is_best:
@@ -150,16 +154,16 @@ def train(
 def _train_epoch(
     state: State,
     config: Config,
+    engine: Engine,
     training: Split,
     steps: int,
-    run: runs.Run,
-    facts: dict[str, Any],
+    save: Callable[[], None],
     watch: Watch | None,
     stop: Callable[[], bool],
 ) -> None:
     """One pass over the training data, from wherever the state stands."""
     objective = OBJECTIVES[config.objective]
-    model, optimizer, tally = state.model.train(), state.optimizer, state.tally
+    model, tally = state.model.train(), state.tally
     device = training.x.device
     began = saved = time.perf_counter()
     before = tally.seconds
@@ -172,18 +176,13 @@ def _train_epoch(
         start=state.step,
     ):
         place = state.epoch + state.step / steps
-        for group in optimizer.param_groups:
-            group["lr"] = config.lr.at(place, config.epochs)
+        setting, lr = config.attack.at(place, config.epochs), config.lr.at(place, config.epochs)
         draws = generator(device, config.seed, _ATTACK, state.epoch, state.step)
 
-        found = objective.search(model, x, y, objective.inner, config.attack.at(place, config.epochs), draws)
-        loss = objective.loss(model, x, found.x_adv, y, config.beta)
-        optimizer.zero_grad(set_to_none=True)
-        torch.autograd.backward(loss)
-        _check_finite(loss, model, state, config)
-        optimizer.step()
+        found = objective.search(model, x, y, objective.inner, setting, draws, engine.walk)
+        loss = engine.update(x, found.x_adv, y, lr)
 
-        tally.loss += loss.detach().double() * len(x)
+        tally.loss += loss.double() * len(x)
         tally.backprops += found.backprops.sum()
         tally.images += len(x)
         state.step += 1
@@ -191,19 +190,24 @@ def _train_epoch(
         tally.seconds = before + now - began
         if watch:
             watch.step(state.epoch, state.step, lambda: tally.backprops.item() / tally.images)
-        if stop():
-            _save(run, state, facts)
-            raise Interrupted(run.folder, state.epoch, state.step)
-        if now - saved > SAVE_EVERY:
-            _save(run, state, facts)
+        stopping, due = stop(), now - saved > SAVE_EVERY
+        if (stopping or due or state.step % engine.check_every == 0 or state.step == steps) and engine.update.failed():
+            raise RunFailed(
+                f"the loss or its gradient is not finite in epoch {state.epoch}, step {state.step} "
+                f"(learning rate {lr:g}). The weights were not updated and the last checkpoint is good. Try a lower --lr than {config.lr}."
+            )
+        if stopping or due:
+            save()
             saved = now
+        if stopping:
+            raise Interrupted(state.epoch, state.step)
 
 
-def _record(state: State, config: Config, held: Split) -> dict[str, Any]:
+def _record(state: State, config: Config, held: Split, network: Network) -> dict[str, Any]:
     """One epoch in numbers. Accuracies are fractions, on the held-out validation data."""
     tally = state.tally
     setting = config.attack.at(state.epoch, config.epochs)
-    natural, robust = validate(state.model, held, eps=config.validation_eps, seed=config.seed)
+    natural, robust = validate(state.model, held, eps=config.validation_eps, seed=config.seed, network=network)
     return {
         "epoch": state.epoch,
         "lr": config.lr.at(state.epoch, config.epochs),
@@ -218,14 +222,19 @@ def _record(state: State, config: Config, held: Split) -> dict[str, Any]:
     }
 
 
-def validate(model: nn.Module, split: Split, *, eps: float, seed: int) -> tuple[float, float]:
-    """Natural and PGD-10 accuracy (steps of eps/4, uniform start, the same start every time)."""
+def validate(
+    model: nn.Module, split: Split, *, eps: float, seed: int, network: Network | None = None
+) -> tuple[float, float]:
+    """Natural and PGD-10 accuracy (steps of eps/4, uniform start, the same start every time).
+
+    Gradients come from `network`, the engine's copy of the model, where there is one; the verdict is the model's.
+    """
     right = torch.zeros(2, dtype=torch.int64, device=split.x.device)
     was_training = model.training
     model.eval()
     for index, (x, y) in enumerate(batches(split, _EVALUATION_BATCH)):
         draws = generator(x.device, seed, _VALIDATION, index)
-        x_adv = pgd(model, x, y, eps=eps, step_size=min(eps / 4, 1.0), steps=10, generator=draws)
+        x_adv = pgd(network or model, x, y, eps=eps, step_size=eps / 4, steps=10, generator=draws)
         with torch.no_grad():
             right += torch.stack([(model(points).argmax(dim=1) == y).sum() for points in (x, x_adv)])
     model.train(was_training)
@@ -236,17 +245,6 @@ def validate(model: nn.Module, split: Split, *, eps: float, seed: int) -> tuple[
 def _score(record: dict[str, Any]) -> tuple[float, float]:
     """The best epoch is the most robust one; natural accuracy breaks ties, then the earlier stays."""
     return record["pgd10"], record["natural"]
-
-
-def _check_finite(loss: Tensor, model: nn.Module, state: State, config: Config) -> None:
-    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    size = torch.nn.utils.get_total_norm(gradients, foreach=True)
-    if not torch.isfinite(loss.detach() + size):
-        raise RunFailed(
-            f"the loss or its gradient is not finite in epoch {state.epoch}, step {state.step + 1} "
-            f"(learning rate {state.optimizer.param_groups[0]['lr']:g}). The weights were not updated and the last "
-            f"checkpoint is good. Try a lower --lr than {config.lr}."
-        )
 
 
 def _open(folder: Path, config: Config, recipe: str, *, resume: bool, overwrite: bool) -> runs.Run:
@@ -277,6 +275,21 @@ def _begin(config: Config, facts: dict[str, Any], device: torch.device) -> State
         weight_decay=config.weight_decay,
     )
     return State(model, optimizer, Tally.empty(device))
+
+
+def _engine(config: Config, state: State, data: Dataset, device: torch.device, kind: engines.Kind) -> Engine:
+    objective = OBJECTIVES[config.objective]
+    return engines.prepare(
+        state.model,
+        state.optimizer,
+        lambda model, x, x_adv, y: objective.loss(model, x, x_adv, y, config.beta),
+        batch=config.batch_size,
+        shape=(data.channels, *data.size),
+        classes=data.num_classes,
+        device=device,
+        half=config.precision == "bf16",
+        kind=kind,
+    )
 
 
 def _weights(model: nn.Module) -> dict[str, Tensor]:

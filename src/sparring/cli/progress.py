@@ -36,9 +36,11 @@ class TrainingBar:
         self.looked = 0.0
         self.steps = 0
 
-    def begin(self, config: Config, *, steps: int, epoch: int) -> None:
+    def begin(self, config: Config, *, steps: int, epoch: int, engine: str) -> None:
         """Training begins, or goes on, at this epoch."""
         self.steps, self.epochs = steps, config.epochs
+        if self.lines:
+            self.console.print(engine, highlight=False, soft_wrap=True)
         first = (epoch - 1) * steps
         self.progress = Progress(
             TextColumn("{task.description}"),

@@ -19,6 +19,7 @@ from sparring.cli.arguments import parse
 from sparring.cli.progress import TrainingBar
 from sparring.config import Config
 from sparring.data import load
+from sparring.engine import Kind
 from sparring.errors import UserError
 from sparring.train import Interrupted, train
 
@@ -46,6 +47,8 @@ class Options:
     """Replace a run that is already in the folder."""
     device: str = "auto"
     """auto, cpu, cuda or cuda:N."""
+    engine: Kind = "auto"
+    """auto takes captured graphs and bf16 where CUDA is; plain is the reference."""
     tensorboard: bool = True
     """Write TensorBoard events into the run folder."""
 
@@ -71,6 +74,7 @@ def run(argv: list[str]) -> int:
                 watch=TrainingBar(),
                 stop=stop,
                 tensorboard=options.tensorboard,
+                engine=options.engine,
             )
     except Interrupted as interrupted:
         print(f"{interrupted}. Continue with: sparring train --out {folder} --resume")

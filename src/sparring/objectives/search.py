@@ -7,7 +7,7 @@ an optimiser, an epoch loop or a data set.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 import torch
@@ -84,14 +84,22 @@ class Attack:
 
 
 InnerLoss = Literal["ce", "kl"]
+Walk = Callable[..., Found]  # the call of attacks.friendly_pgd, or an engine's
 OuterLoss = Callable[[nn.Module, Tensor, Tensor, Tensor, float], Tensor]  # (model, x, x_adv, y, beta) -> scalar
 
 
 class Search(Protocol):
-    """Finds the data to train on. Runs the model in eval mode and leaves it as it was."""
+    """Finds the data to train on, by walking where it walks. Runs the model in eval mode and leaves it as it was."""
 
     def __call__(
-        self, model: nn.Module, x: Tensor, y: Tensor, loss: InnerLoss, setting: Setting, generator: torch.Generator
+        self,
+        model: nn.Module,
+        x: Tensor,
+        y: Tensor,
+        loss: InnerLoss,
+        setting: Setting,
+        generator: torch.Generator,
+        walk: Walk = friendly_pgd,
     ) -> Found:
         """The data found for (x, y), in their order."""
 
@@ -108,39 +116,51 @@ class Objective:
 
 
 def natural(
-    model: nn.Module, x: Tensor, y: Tensor, loss: InnerLoss, setting: Setting, generator: torch.Generator
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    loss: InnerLoss,
+    setting: Setting,
+    generator: torch.Generator,
+    walk: Walk = friendly_pgd,
 ) -> Found:
     """No search: the images themselves."""
     return Found(x, torch.zeros(len(x), dtype=torch.int64, device=x.device))
 
 
 def worst_case(
-    model: nn.Module, x: Tensor, y: Tensor, loss: InnerLoss, setting: Setting, generator: torch.Generator
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    loss: InnerLoss,
+    setting: Setting,
+    generator: torch.Generator,
+    walk: Walk = friendly_pgd,
 ) -> Found:
     """Plain PGD-K, which is PGD-K-tau at tau = K."""
-    return _walk(model, x, y, loss, setting, setting.steps, generator)
+    return friendly(model, x, y, loss, replace(setting, tau=setting.steps), generator, walk)
 
 
 def friendly(
-    model: nn.Module, x: Tensor, y: Tensor, loss: InnerLoss, setting: Setting, generator: torch.Generator
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    loss: InnerLoss,
+    setting: Setting,
+    generator: torch.Generator,
+    walk: Walk = friendly_pgd,
 ) -> Found:
     """PGD-K-tau."""
-    return _walk(model, x, y, loss, setting, setting.tau, generator)
-
-
-def _walk(
-    model: nn.Module, x: Tensor, y: Tensor, loss: InnerLoss, setting: Setting, tau: int, generator: torch.Generator
-) -> Found:
     if setting.eps == 0:
-        return natural(model, x, y, loss, setting, generator)
-    return friendly_pgd(
+        return natural(model, x, y, loss, setting, generator, walk)
+    return walk(
         model,
         x,
         y,
         eps=setting.eps,
         step_size=setting.step_size,
         steps=setting.steps,
-        tau=tau,
+        tau=setting.tau,
         loss=loss,
         start=setting.start,
         noise=setting.noise,

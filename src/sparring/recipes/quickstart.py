@@ -20,7 +20,7 @@ MADRY = Config(
     data="digits",
     model="tiny_cnn",
     attack=Attack(eps=constant(EPS), step_size=EPS / 4, steps=10, start="uniform"),
-    epochs=25,
+    epochs=15,
     batch_size=64,
     lr=OneCycle(0.1),
     weight_decay=5e-4,

@@ -1,0 +1,231 @@
+"""How long an evaluation takes, against the authors' way and against the AutoAttack package alone; all in one run.
+
+Without arguments: a small network on digits, on one CPU core, in about a minute; what counts is the ratios. On a GPU:
+
+    PYTHONPATH=src python3 benchmarks/bench_evaluate.py --device cuda --out $OUT/evaluate.json
+    PYTHONPATH=src python3 benchmarks/bench_evaluate.py --device cuda --checkpoint RUN --data cifar10 --aa-limit 1000
+
+measures ResNet-18 (random weights and images unless given) on 10,000 images: the attack step alone in each form of the
+bf16 copy, the dat protocol, and AutoAttack. The authors' way (fp32, batches of 128, backward() through the weights too)
+is timed on `--authors-limit` images and scaled up. With random weights AutoAttack runs at an eps so small that
+nothing breaks: every part then works on every image, the longest case. torch's own TF32 switches are left as they are
+for the package alone, and off for our verdicts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from pyautoattack import AutoAttack
+from torch import Tensor, nn
+
+from sparring import data, models
+from sparring.attacks import pgd
+from sparring.attacks.setting import quiet
+from sparring.evaluation import PROTOCOLS, evaluate
+from sparring.evaluation.climb import climb
+from sparring.evaluation.fast import frozen, gradient_model
+from sparring.evaluation.protocols import find, plan
+from sparring.weights import load_model
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--checkpoint", type=Path)
+    parser.add_argument("--data", help="cifar10, digits, ...; random images unless given (digits on the CPU)")
+    parser.add_argument("--model", default="resnet18")
+    parser.add_argument("--n", type=int, help="images of the dat protocol")
+    parser.add_argument("--authors-limit", type=int, help="images of the authors' way")
+    parser.add_argument("--aa-limit", type=int, help="images of AutoAttack; 0 leaves it out")
+    parser.add_argument("--eps", type=float, help="of AutoAttack")
+    parser.add_argument(
+        "--forms",
+        nargs="*",
+        default=["fp32", "bf16", "bf16-folded", "bf16-folded-first"],
+        help="bf16-folded-first has the first layer in bf16 too; also bf16-compiled",
+    )
+    parser.add_argument("--out", type=Path)
+    asked = parser.parse_args()
+    device = torch.device(asked.device)
+    gpu = device.type == "cuda"
+    if not gpu:
+        torch.set_num_threads(1)  # such small tensors are slower with more
+    n = asked.n or (10_000 if gpu else 200)
+    aa_limit = asked.aa_limit if asked.aa_limit is not None else (512 if gpu else 8)
+    model, x, y = subject(asked, device, n)
+    untrained = asked.checkpoint is None and gpu
+    eps = asked.eps or (1e-5 if untrained else 8 / 255 if gpu else 0.15)
+
+    report: dict[str, Any] = {"hardware": hardware(device), "n": len(x), "shape": list(x.shape[1:])}
+    report["step_microseconds_per_image"] = steps(model, x, y, asked.forms)
+    report["dat"] = dat(
+        model, x, y, asked.authors_limit or (1280 if gpu else 128), compiled="bf16-compiled" in asked.forms
+    )
+    if aa_limit:
+        report["autoattack"] = autoattack(model, x[:aa_limit], y[:aa_limit], eps=eps)
+    text = json.dumps(report, indent=1)
+    print(text)
+    if asked.out:
+        asked.out.write_text(text)
+
+
+def subject(asked: argparse.Namespace, device: torch.device, n: int) -> tuple[nn.Module, Tensor, Tensor]:
+    """The model and uint8 images; the labels of random images are the model's own."""
+    spec = asked.data or (None if device.type == "cuda" else "digits")
+    images = data.load(spec) if spec else None
+    if asked.checkpoint:
+        model = load_model(asked.checkpoint, device=device)
+    elif spec == "digits":
+        model = trained(images.train)
+    else:
+        torch.manual_seed(0)
+        model = models.build(asked.model, num_classes=10).to(device).eval()
+    if images:
+        return model, images.test.x[:n], images.test.y[:n]
+    x = torch.randint(0, 256, (n, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        return model, x, torch.cat([model(part.to(device) / 255).argmax(1) for part in x.split(1000)]).cpu()
+
+
+def trained(split: data.Split) -> nn.Module:
+    """A small network that has seen a few seconds of adversarial training."""
+    torch.manual_seed(0)
+    model = models.build("tiny_cnn", num_classes=10, channels=1, size=(8, 8))
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(100):
+        rows = torch.randint(0, len(split), (64,), generator=generator)
+        x, y = split.x[rows] / 255, split.y[rows]
+        x_adv = pgd(model, x, y, eps=0.15, step_size=0.1, steps=2, generator=generator)
+        model.train()
+        optimiser.zero_grad(set_to_none=True)
+        F.cross_entropy(model(x_adv), y).backward()
+        optimiser.step()
+    return model.eval()
+
+
+def steps(model: nn.Module, x: Tensor, y: Tensor, forms: list[str]) -> dict[str, float]:
+    """One attack step per image: the least of three runs of 10 steps on one batch."""
+    device = next(model.parameters()).device
+    size = min(len(x), 2048 if device.type == "cuda" else 300)
+    images, labels = (x[:size].to(device) / 255).contiguous(), y[:size].to(device)
+    found = {}
+    with quiet(model), frozen(model):
+        for form in forms:
+            fast = gradient_model(
+                model,
+                images[:16],
+                precision="fp32" if form == "fp32" else "bf16",
+                fold=form != "bf16",
+                first_in_full=form != "bf16-folded-first",
+                compiled=form == "bf16-compiled",
+            )
+
+            def run(fast: Any = fast) -> None:
+                climb(fast, images, labels, images.clone(), eps=0.03, step_size=0.01, steps=10, loss="ce")
+
+            first = timed(run, device)  # with compilation
+            found[form] = min(timed(run, device) for _ in range(3)) / 10 / size * 1e6
+            found[f"{form}-first-run-seconds"] = first
+    return found
+
+
+def dat(model: nn.Module, x: Tensor, y: Tensor, limit: int, *, compiled: bool) -> dict[str, float]:
+    """The dat protocol, ours and the authors' way: 151 gradient steps an image."""
+    device = next(model.parameters()).device
+    found = {}
+    evaluate(model, x[:64], y[:64], "quick", precision="bf16", doubts=False)  # libraries wake up
+    for precision in ("fp32", "bf16"):
+        ours: list[Any] = []
+        found[f"ours-{precision}-seconds"] = timed(
+            lambda p=precision, o=ours: o.append(evaluate(model, x, y, "dat", precision=p, doubts=False)), device
+        )
+        found |= {f"ours-{precision}-{record.name}": record.accuracy for record in ours[0]}
+    if compiled:
+        found["ours-compiled-seconds"] = timed(
+            lambda: evaluate(model, x, y, "dat", precision="bf16", doubts=False, compiled=True), device
+        )
+    small = min(limit, len(x))
+    found["authors-seconds"] = timed(lambda: authors(model, x[:small], y[:small]), device) * len(x) / small
+    for precision in ("fp32", "bf16"):
+        found[f"times-faster-{precision}"] = found["authors-seconds"] / found[f"ours-{precision}-seconds"]
+    return found
+
+
+def authors(model: nn.Module, x: Tensor, y: Tensor) -> None:
+    """The way of the published code, written anew: batches of 128, fp32, every attack on its own."""
+    device = next(model.parameters()).device
+    for attack in plan(find(PROTOCOLS["dat"])):
+        s = attack.settings
+        for images, labels in zip(x.split(128), y.split(128), strict=True):
+            natural, label = images.to(device).float() / 255, labels.to(device)
+            x_adv = (natural + torch.empty_like(natural).uniform_(-s.eps, s.eps)).clamp(0, 1)
+            for _ in range(s.steps):
+                x_adv.requires_grad_()
+                model.zero_grad()
+                F.cross_entropy(model(x_adv), label, reduction="sum").backward()
+                moved = x_adv.detach() + s.step_size * x_adv.grad.sign()
+                x_adv = torch.min(torch.max(moved, natural - s.eps), natural + s.eps).clamp(0, 1)
+            (model(x_adv).argmax(1) == label).sum().item()
+    model.zero_grad()
+
+
+def autoattack(model: nn.Module, x: Tensor, y: Tensor, *, eps: float) -> dict[str, float]:
+    """AutoAttack standard: the package alone in its default batches of 250, and ours in fp32 and bf16."""
+    device = next(model.parameters()).device
+    found: dict[str, float] = {"n": len(x), "eps": eps}
+    images, labels = x.to(device).float() / 255, y.to(device)
+
+    def package() -> None:
+        suite = AutoAttack(model, eps=eps, device=device, seed=0)
+        x_adv, _ = suite.run_standard_evaluation(images, labels, batch_size=250)
+        with torch.no_grad():
+            wrong = [(model(a).argmax(1) != b).sum() for a, b in zip(x_adv.split(250), labels.split(250), strict=True)]
+        found["package-accuracy"] = 1 - sum(wrong).item() / len(x)
+
+    found["package-seconds"] = timed(package, device)
+    model.zero_grad()
+    for precision in ("fp32", "bf16"):
+        ours: list[Any] = []
+        found[f"ours-{precision}-seconds"] = timed(
+            lambda p=precision, o=ours: o.append(
+                evaluate(model, x, y, "autoattack", eps=eps, precision=p, doubts=False)
+            ),
+            device,
+        )
+        record = ours[0]["autoattack"]
+        found[f"ours-{precision}-accuracy"] = record.accuracy
+        found[f"ours-{precision}-detail"] = record.detail
+        found[f"times-faster-{precision}"] = found["package-seconds"] / found[f"ours-{precision}-seconds"]
+    return found
+
+
+def timed(work: Callable[[], Any], device: torch.device) -> float:
+    """Seconds, the device's own included."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    began = time.perf_counter()
+    work()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - began
+
+
+def hardware(device: torch.device) -> dict[str, str]:
+    """What the numbers were measured on."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
+    tf32 = f"matmul {torch.get_float32_matmul_precision()}, cudnn {torch.backends.cudnn.allow_tf32}"
+    return {"device": name, "torch": str(torch.__version__), "machine": platform.platform(), "tf32": tf32}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""AutoAttack by its authors (the package pyautoattack), one part at a time on the examples that still stand.
+
+The package decides how each part searches; this adapter gives it examples, keeps its seeding and its `.float()` away
+from the caller, and says which examples it claims to have broken. Whether they are is judged elsewhere. Two deviations,
+where the package would crash: no more target classes than there are wrong ones, and without four classes (the targeted
+DLR loss reads four logits) untargeted APGD-DLR, or with two classes nothing, in the place of targeted APGD.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from pyautoattack import AutoAttack
+from torch import Tensor
+
+from sparring import threat
+from sparring.attacks.setting import Model, check_batch, check_radius
+from sparring.errors import unknown
+
+Version = Literal["standard", "rand"]
+PARTS = ("apgd-ce", "apgd-t", "apgd-dlr", "fab-t", "square")
+_MOST_TARGETS = 9  # of the standard version
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a part of AutoAttack gives back."""
+
+    x_adv: Tensor  # inside the ball and [0, 1]; the image itself where nothing was found
+    claimed: Tensor  # bool: the package says that the model it was given is wrong there
+
+
+def parts(version: Version, *, classes: int) -> tuple[str, ...]:
+    """The parts of a version, in the order they run."""
+    dlr = ("apgd-dlr",) if classes >= 3 else ()
+    if version == "rand":
+        return ("apgd-ce", *dlr)
+    return ("apgd-ce", *(("apgd-t",) if classes >= 4 else dlr), "fab-t", "square")
+
+
+@torch.no_grad()
+def is_stochastic(model: Model, x: Tensor) -> bool:
+    """Whether two looks at the same images differ by more than the order of additions explains."""
+    with torch.random.fork_rng(devices=_cuda(x)):
+        first, second = model(x), model(x)
+    scale = float(first.abs().max().clamp(min=1.0))
+    return not torch.allclose(first, second, rtol=0.0, atol=1e-4 * scale, equal_nan=True)
+
+
+def attack_part(
+    part: str, model: Model, x: Tensor, y: Tensor, *, eps: float, version: Version = "standard", seed: int = 0
+) -> Claim:
+    """One part of AutoAttack on these examples.
+
+    The package skips examples that the model gets wrong from the start. It seeds itself afresh for every call, so its
+    draws depend on how examples are batched.
+    """
+    if part not in PARTS:
+        raise unknown("part of AutoAttack", part, PARTS)
+    check_radius("eps", eps)
+    check_batch(x, y)
+    if len(x) == 0:
+        return Claim(x.clone(), torch.zeros(0, dtype=torch.bool, device=x.device))
+
+    def logits(images: Tensor) -> Tensor:
+        # The package works in float32 and writes into the logits it gets.
+        return model(images.to(x.dtype)).float().clone()
+
+    images = x.detach().float()
+    with torch.no_grad(), torch.random.fork_rng(devices=_cuda(x)), _hushed():
+        classes = model(x[:1]).shape[1]
+        suite = AutoAttack(logits, eps=eps, device=x.device, version=version, seed=seed)
+        found = _perturb(suite, part, images, y, targets=min(_MOST_TARGETS, classes - 1))
+    claimed = (found != images).flatten(1).any(dim=1)
+    x_adv = torch.where(claimed.view(-1, *[1] * (x.ndim - 1)), threat.project(found.to(x.dtype), x, eps), x)
+    return Claim(x_adv.detach(), claimed)
+
+
+def _perturb(suite: Any, part: str, x: Tensor, y: Tensor, *, targets: int) -> Tensor:
+    searches = {
+        "apgd-ce": suite.apgd,
+        "apgd-dlr": suite.apgd,
+        "apgd-t": suite.apgd_targeted,
+        "fab-t": suite.fab,
+        "square": suite.square,
+    }
+    search = searches[part]
+    if part in ("apgd-ce", "apgd-dlr"):
+        search.loss = part.removeprefix("apgd-")
+    if part == "fab-t":
+        search.targeted = True
+    search.n_target_classes = targets
+    found: Tensor = search.perturb(x, y)
+    return found
+
+
+def _cuda(x: Tensor) -> list[torch.device]:
+    return [x.device] if x.is_cuda else []
+
+
+@contextmanager
+def _hushed() -> Iterator[None]:
+    """The package's log is the concern of `evaluation.doubt`, which looks for the same flaws."""
+    logger = logging.getLogger("auto-attack")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

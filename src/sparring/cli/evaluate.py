@@ -1,0 +1,158 @@
+"""`sparring evaluate`: a model, protocols; a table on the screen, JSON and verdicts in a folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+from rich.console import Console
+
+from sparring import data, schedules, weights
+from sparring.checkpoint import write_text
+from sparring.cli.arguments import parse
+from sparring.cli.train import pick_device
+from sparring.data import Dataset
+from sparring.errors import UserError
+from sparring.evaluation import PROTOCOLS, Result, evaluate
+from sparring.evaluation.protocols import find
+
+DESCRIPTION = """How well a model withstands attack. A killed evaluation, started again, continues where it was.
+
+Examples:
+  sparring evaluate runs/fat-digits-seed0
+  sparring evaluate runs/x --protocol dat autoattack --limit 1000 --precision bf16
+  sparring evaluate model.pth.tar --data cifar10 --protocol trades --seeds 3
+
+Protocols:
+""" + "\n".join(f"  {protocol.name:14} {protocol.about}" for protocol in PROTOCOLS.values())
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """What is evaluated, how, and where the results go."""
+
+    path: Annotated[Path, tyro.conf.Positional]
+    """A run folder, a .safetensors file, or a published .pt, .pth or .pth.tar."""
+    protocol: tuple[str, ...] = ("dat",)
+    """One or several protocols; attacks that they share run once."""
+    data: str | None = None
+    """Test images: digits, cifar10, svhn, npz:FILE or folder:PATH. The data the run was trained on unless given."""
+    limit: int | None = None
+    """Only the first so many images."""
+    eps: float | None = None
+    """Another radius, in [0, 1] pixels (8/255); step sizes that are parts of eps follow."""
+    seeds: int = 1
+    """Repeat attacks that start at random with so many seeds: mean and spread."""
+    seed: int = 0
+    """The first seed."""
+    restarts: int | None = None
+    """Random starts per seed; an example counts as right if it stands them all."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """Of the gradients: bf16 is for speed on a GPU. Verdicts are fp32 either way."""
+    batch_size: int | None = None
+    """The most images at once; as many as fit unless given."""
+    compiled: bool = False
+    """torch.compile the bf16 copy of the model: on a GPU worth its start for AutoAttack."""
+    doubts: bool = True
+    """Look for signs that the numbers mislead."""
+    device: str = "auto"
+    """auto, cpu, cuda or cuda:N."""
+    which: Literal["last", "best"] = "last"
+    """The checkpoint of a run folder."""
+    model: str | None = None
+    """Architecture, where the file neither says nor shows it."""
+    mean: tuple[float, ...] = ()
+    """Means per channel that the model was trained with, where the file has no such layer."""
+    std: tuple[float, ...] = ()
+    """Standard deviations, likewise."""
+    out: Path | None = None
+    """Folder for results and verdicts; RUN/evaluation, or evaluation/NAME for a file."""
+    json: Path | None = None
+    """Also write the JSON here."""
+
+
+def run(argv: list[str]) -> int:
+    """The command."""
+    asked = parse(Arguments, argv, prog="sparring evaluate", description=DESCRIPTION)
+    find(asked.protocol)  # a misspelt name is told before anything is read
+    if bool(asked.mean) != bool(asked.std):
+        raise UserError("--mean and --std go together: one number per channel in each.")
+    loaded = weights.load(
+        asked.path,
+        model=asked.model,
+        normalize=(asked.mean, asked.std) if asked.mean else None,
+        which=asked.which,
+        device=pick_device(asked.device),
+    )
+    for note in loaded.notes:
+        print(f"note: {note}")
+    spec = asked.data or loaded.facts.get("data")
+    if not isinstance(spec, str):
+        raise UserError(f"{asked.path} does not say which data it was trained on. Give it: --data cifar10.")
+    images = data.load(spec)
+    _fit(loaded.facts["model"], images, asked.path)
+    folder = asked.out or _folder(asked.path)
+    try:
+        result = evaluate(
+            loaded.model,
+            images.test.x,
+            images.test.y,
+            asked.protocol,
+            eps=asked.eps,
+            limit=asked.limit,
+            seeds=asked.seeds,
+            seed=asked.seed,
+            restarts=asked.restarts,
+            precision=asked.precision,
+            batch_size=asked.batch_size,
+            store=folder / "verdicts",
+            doubts=asked.doubts,
+            progress=True,
+            compiled=asked.compiled,
+            about={"model": str(asked.path), "facts": loaded.facts, "data": spec, "data_note": images.note},
+        )
+    except KeyboardInterrupt:
+        print("Stopped. The same command continues where it was.")
+        return 1
+    Console().print(result.table())
+    for path in [folder / f"{_name(asked)}.json", *([asked.json] if asked.json else [])]:
+        _write(path, result)
+    return 0
+
+
+def _fit(model: dict[str, object], images: Dataset, path: Path) -> None:
+    """Refuse images that the model was not made for."""
+    for what, own, given in (
+        ("classes", model.get("num_classes"), images.num_classes),
+        ("colour channels", model.get("channels"), images.channels),
+    ):
+        if own is not None and own != given:
+            raise UserError(
+                f"{path} was made for {own} {what}, {images.name} has {given}. Give its own data set with --data."
+            )
+
+
+def _folder(path: Path) -> Path:
+    return path / "evaluation" if path.is_dir() else Path("evaluation") / path.name.partition(".")[0]
+
+
+def _name(asked: Arguments) -> str:
+    """A file name that tells evaluations apart: the protocols, and what was not left as it is."""
+    parts = ["+".join(asked.protocol)]
+    parts += [f"eps{schedules.spell(asked.eps)}"] if asked.eps is not None else []
+    for name in ("limit", "seeds", "seed", "restarts", "precision", "which"):
+        value = getattr(asked, name)
+        if value != Arguments.__dataclass_fields__[name].default:
+            parts.append(f"{value}" if isinstance(value, str) else f"{name}{value}")
+    return "-".join(parts)
+
+
+def _write(path: Path, result: Result) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make the folder {path.parent}: {error.strerror}. Choose another with --out.") from None
+    write_text(path, result.to_json())
+    print(f"wrote {path}")

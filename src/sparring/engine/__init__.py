@@ -1,0 +1,99 @@
+"""How a step runs fast: precision, folded networks, captured graphs, buckets. Knows no method: it is handed a loss.
+
+`prepare` gives what the training loop needs, the plain way or the fast way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from sparring.attacks import Found, friendly_pgd
+from sparring.engine.fold import fold
+from sparring.engine.update import FastUpdate, LossOf, PlainUpdate, Update
+from sparring.engine.walk import FastWalk
+
+Kind = Literal["auto", "plain", "fast"]
+Walk = Callable[..., Found]  # the call of attacks.friendly_pgd
+Network = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Engine:
+    """The parts of a training step."""
+
+    walk: Walk  # makes training data
+    update: Update  # moves the weights
+    network: Network  # the model to take gradients of the input from, outside of `walk`
+    line: str  # which engine runs, and why
+    check_every: int  # steps between two looks at whether an update failed; looking makes a GPU wait
+
+
+def prepare(
+    model: nn.Module,
+    optimizer: torch.optim.SGD,
+    loss: LossOf,
+    *,
+    batch: int,
+    shape: tuple[int, ...],
+    classes: int,
+    device: torch.device,
+    half: bool,
+    kind: Kind = "auto",
+) -> Engine:
+    """The engine for a run.
+
+    Args:
+        half: compute in bf16 (weights stay fp32). Only the fast engine can.
+        kind: "auto" takes the fast engine where CUDA is.
+    """
+    if kind == "plain" or (kind == "auto" and device.type != "cuda"):
+        why = "as asked" if kind == "plain" else "captured graphs and bf16 need CUDA"
+        return Engine(friendly_pgd, PlainUpdate(model, optimizer, loss), model, f"engine: plain, fp32 ({why})", 1)
+    cuda = device.type == "cuda"
+    if cuda:
+        torch.backends.cudnn.benchmark = True  # few batch sizes, each tuned once
+    if half and cuda:
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    dtype = next(model.parameters()).dtype
+    folded = fold(model, dtype=torch.bfloat16 if half else dtype, fused=half and cuda)
+    network = _as_it_is(model, half) if folded is None else folded
+    refresh = _nothing if folded is None else folded.refresh
+    how = "unfolded, for the model cannot be traced" if folded is None else "batch-norm folded"
+    update = FastUpdate(
+        model, optimizer, loss, batch=batch, shape=shape, device=device, half=half, compiled=cuda, after=refresh
+    )
+    walk = FastWalk(network, batch, shape, classes, device=device, dtype=dtype)
+    captured = "captured graphs" if cuda else "uncaptured: no CUDA"
+    line = f"engine: fast, {'bf16' if half else 'fp32'}, {captured}, {how}"
+    return Engine(walk, update, network, line, check_every=100 if cuda else 1)
+
+
+def _nothing() -> None:
+    """There is no copy to refresh."""
+
+
+def _as_it_is(model: nn.Module, half: bool) -> Network:
+    """The model itself in eval mode, for the time of a call."""
+    modules = list(model.modules())
+
+    def logits(x: Tensor) -> Tensor:
+        modes = [module.training for module in modules]
+        for module in modules:
+            module.training = False
+        try:
+            with torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=half):
+                out: Tensor = model(x)
+        finally:
+            for module, mode in zip(modules, modes, strict=True):
+                module.training = mode
+        return out.to(x.dtype)
+
+    return logits
+
+
+__all__ = ["Engine", "FastUpdate", "FastWalk", "Kind", "PlainUpdate", "Update", "Walk", "fold", "prepare"]

@@ -1,0 +1,25 @@
+"""Buckets: the few batch sizes for which a step is captured.
+
+The active set of an attack only ever shrinks, so a step may run on any bucket that is at least as large as the last
+count that is known; the rows between count and bucket are computed for nothing. Pure arithmetic; knows no device.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+
+def bucket_sizes(batch: int, *, every: int = 16) -> tuple[int, ...]:
+    """The multiples of `every` below `batch`, and `batch` itself."""
+    return (*range(every, batch, every), batch)
+
+
+def fitting(sizes: tuple[int, ...], count: int) -> int:
+    """The smallest bucket that holds `count` examples."""
+    return sizes[bisect_left(sizes, count)]
+
+
+def waste(sizes: tuple[int, ...], counts: list[int]) -> float:
+    """The share of computed rows that were computed for nothing, over steps with these active counts."""
+    computed = sum(fitting(sizes, count) for count in counts)
+    return 1 - sum(counts) / computed if computed else 0.0

@@ -1,0 +1,150 @@
+"""The weight update: plain, or captured as one CUDA graph with the loss, its gradient, SGD and the finite check in it.
+
+Both do the same: loss in train mode, gradient, and, if both are finite, SGD with momentum. The captured one keeps the
+learning rate in memory, so that a schedule recaptures nothing, and checks on the device: a step that is not finite
+changes no weight, and `failed` says so when the host next asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from sparring.engine.graphs import Captured
+
+LossOf = Callable[[nn.Module, Tensor, Tensor, Tensor], Tensor]  # (model, x, x_adv, y) -> scalar
+
+
+class Update(Protocol):
+    """One step of the weights."""
+
+    def __call__(self, x: Tensor, x_adv: Tensor, y: Tensor, lr: float) -> Tensor:
+        """Take the step and return the loss, detached."""
+
+    def failed(self) -> bool:
+        """Whether a loss or gradient was not finite, so that a step was not taken. Makes a GPU wait."""
+
+
+class PlainUpdate:
+    """The reference: torch's own SGD, one operation after the other."""
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.SGD, loss: LossOf) -> None:
+        self.model, self.optimizer, self.loss = model, optimizer, loss
+        self.bad = False
+
+    def __call__(self, x: Tensor, x_adv: Tensor, y: Tensor, lr: float) -> Tensor:
+        """Take the step and return the loss."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        loss = self.loss(self.model, x, x_adv, y)
+        self.optimizer.zero_grad(set_to_none=True)
+        torch.autograd.backward(loss)
+        self.bad = not bool(_finite(loss, self.model))
+        if not self.bad:
+            self.optimizer.step()
+        return loss.detach()
+
+    def failed(self) -> bool:
+        """Whether the last step was not taken."""
+        return self.bad
+
+
+class FastUpdate:
+    """The same update as one graph, in bf16 where asked. `after` is work to do behind every update, in the graph."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.SGD,
+        loss: LossOf,
+        *,
+        batch: int,
+        shape: tuple[int, ...],
+        device: torch.device,
+        half: bool,
+        compiled: bool,
+        after: Callable[[], None],
+    ) -> None:
+        self.model, self.loss, self.half, self.after = model, loss, half, after
+        self.forward: nn.Module = torch.compile(model, dynamic=False) if compiled else model  # type: ignore[assignment]
+        self.parameters: list[Tensor] = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.momenta: list[Tensor] = []
+        for parameter in self.parameters:
+            state = optimizer.state[parameter]
+            # A momentum of zero gives torch's own first step: m * 0 + g.
+            state["momentum_buffer"] = state.get("momentum_buffer", torch.zeros_like(parameter))
+            self.momenta.append(state["momentum_buffer"])
+        group = optimizer.param_groups[0]
+        self.momentum, self.weight_decay = float(group["momentum"]), float(group["weight_decay"])
+        self.x = torch.zeros(batch, *shape, device=device)
+        self.x_adv = torch.zeros(batch, *shape, device=device)
+        self.y = torch.zeros(batch, dtype=torch.int64, device=device)
+        self.lr = torch.zeros((), device=device)
+        self.value = torch.zeros((), device=device)
+        self.bad = torch.zeros((), device=device)
+        self.graph: Captured | None = None
+        self.pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+
+    def __call__(self, x: Tensor, x_adv: Tensor, y: Tensor, lr: float) -> Tensor:
+        """Take the step and return the loss."""
+        self.lr.fill_(lr)
+        if len(x) < len(self.x):  # the last batch of an epoch: once, so it is not worth a graph
+            self._step(self.model, x, x_adv, y)
+            return self.value
+        self.x.copy_(x)
+        self.x_adv.copy_(x_adv)
+        self.y.copy_(y)
+        if self.graph is None:
+            self._capture()
+        assert self.graph is not None
+        self.graph()
+        return self.value
+
+    def failed(self) -> bool:
+        """Whether any step was not taken."""
+        return bool(self.bad.item())
+
+    def _capture(self) -> None:
+        """Warm up and capture, then put everything back that the warm-up has moved."""
+        kept = [tensor.clone() for tensor in self._moved()]
+        self.graph = Captured(lambda: self._step(self.forward, self.x, self.x_adv, self.y), self.pool)
+        with torch.no_grad():
+            for tensor, before in zip(self._moved(), kept, strict=True):
+                tensor.copy_(before)
+
+    def _moved(self) -> list[Tensor]:
+        return [*self.model.parameters(), *self.model.buffers(), *self.momenta, self.bad]
+
+    def _step(self, model: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor) -> None:
+        for parameter in self.parameters:
+            parameter.grad = None
+        with torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=self.half):
+            loss = self.loss(model, x, x_adv, y)
+        torch.autograd.backward(loss)
+        skip = 1.0 - _finite(loss, self.model).float()
+        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        with torch.no_grad():
+            torch._fused_sgd_(
+                self.parameters,
+                gradients,
+                self.momenta,
+                weight_decay=self.weight_decay,
+                momentum=self.momentum,
+                lr=self.lr,
+                dampening=0.0,
+                nesterov=False,
+                maximize=False,
+                is_first_step=False,
+                found_inf=skip,
+            )
+            self.value.copy_(loss.detach())
+            self.bad.copy_(torch.maximum(self.bad, skip))
+            self.after()
+
+
+def _finite(loss: Tensor, model: nn.Module) -> Tensor:
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    return torch.isfinite(loss.detach() + torch.nn.utils.get_total_norm(gradients, foreach=True))

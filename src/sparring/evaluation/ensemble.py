@@ -1,0 +1,82 @@
+"""AutoAttack, part by part and batch by batch, on the examples that still stand.
+
+Its accuracy is its own: every example that is right naturally is attacked, whatever other attacks found in the same
+call. A success counts once the caller's model, in fp32, is wrong there. With bf16 gradients two kinds of example would
+be let off too lightly: one broken in bf16 only, and one that the bf16 copy gets wrong naturally, which the package then
+skips. Both are attacked again by the same part with the fp32 model, so that bf16 cannot flatter a model that way.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparring.attacks.autoattack import Version, attack_part, is_stochastic, parts
+from sparring.evaluation.protocols import Settings
+from sparring.evaluation.result import Run
+from sparring.evaluation.store import Ledger
+from sparring.evaluation.subject import Subject
+from sparring.evaluation.verdict import exact, stands
+
+Task = Callable[[str, int], Callable[[int], None]]  # (what, how many) -> advance(by)
+
+
+def run_autoattack(
+    subject: Subject,
+    settings: Settings,
+    natural: Tensor,
+    *,
+    seed: int,
+    ledger_of: Callable[[str], Ledger],
+    task: Task,
+) -> tuple[Run, dict[str, Any]]:
+    """AutoAttack's verdicts and what each part left standing. `natural` says which examples are right to begin with."""
+    probe, _ = subject.take(torch.arange(min(len(subject.x), 64)))
+    version: Version = "rand" if is_stochastic(subject.model, probe) else "standard"
+    standing = natural.clone()
+    after: dict[str, float] = {}
+    again, seconds = 0, 0.0
+    for part in parts(version, classes=subject.classes):
+        ledger = ledger_of(part)
+        rows = torch.nonzero(standing & ~ledger.judged)[:, 0]
+        advance = task(f"AutoAttack {part}", len(rows))
+
+        def work(x: Tensor, y: Tensor, _rows: Tensor, part: str = part) -> Tensor:
+            nonlocal again
+            right, retried = _judge(subject, part, x, y, eps=settings.eps, version=version, seed=seed)
+            again += retried
+            return right
+
+        began = time.perf_counter()
+        for done, right in subject.each(rows, work):
+            ledger.enter(done, right, time.perf_counter() - began)
+            began = time.perf_counter()
+            advance(len(done))
+        standing &= ledger.stands
+        seconds += ledger.seconds
+        after[part] = float(standing.double().mean())
+    detail = {"version": version, "accuracy_after": after, "retried_in_fp32": again}
+    return Run(seed, standing, seconds), detail
+
+
+def _judge(
+    subject: Subject, part: str, x: Tensor, y: Tensor, *, eps: float, version: Version, seed: int
+) -> tuple[Tensor, int]:
+    """Whether each example stands this part, and how many had to be attacked again in fp32."""
+    with exact(x.device):
+        found = attack_part(part, subject.fast, x, y, eps=eps, version=version, seed=seed)
+        right = stands(subject.model, found.x_adv, y)
+        if subject.fast is subject.model:
+            return right, 0
+        skipped = ~stands(subject.fast, x, y)
+        doubtful = torch.nonzero(right & (found.claimed | skipped))[:, 0]
+        if len(doubtful):
+            # Smaller pieces: fp32 needs twice the memory that the batch was sized by.
+            for piece in torch.split(doubtful, max(1, subject.batch // 2)):
+                again = attack_part(part, subject.model, x[piece], y[piece], eps=eps, version=version, seed=seed)
+                right[piece] = stands(subject.model, again.x_adv, y[piece])
+        return right, len(doubtful)

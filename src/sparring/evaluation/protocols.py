@@ -1,0 +1,203 @@
+"""The evaluation protocols, each one declaration: the paper's (facts: Tables 1-4, Sec. 5.1 and 6.1), quick, AutoAttack.
+
+All are white-box, and accuracy is taken at the final iterate. A step size is either a number of pixels in [0, 1] or a
+part of eps (`Part(4)` is eps/4): with another eps the parts follow and the numbers stay. Nothing here runs anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from sparring.attacks.setting import check_radius
+from sparring.errors import UserError, unknown
+from sparring.threat import Start
+
+
+@dataclass(frozen=True)
+class Part:
+    """eps divided by `by`."""
+
+    by: float
+
+
+@dataclass(frozen=True)
+class Climb:
+    """Signed gradient steps as a protocol writes them. FGSM is one step of eps, C&W_inf is 30 on the margin."""
+
+    name: str
+    steps: int
+    step_size: float | Part
+    loss: str = "ce"
+    start: Start = "uniform"
+    times_eps: float = 1.0  # the radius, in units of the protocol's eps
+    restarts: int = 1
+
+
+@dataclass(frozen=True)
+class Ensemble:
+    """AutoAttack by its authors; which version is decided by the model (rand where it is stochastic)."""
+
+    name: str = "autoattack"
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """What is run on a model, beside its natural accuracy."""
+
+    name: str
+    about: str
+    eps: float
+    attacks: tuple[Climb | Ensemble, ...]
+    limit: int | None = None  # images taken where the caller does not say
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One attack with every number decided. Two attacks with equal settings are the same attack."""
+
+    eps: float
+    steps: int = 0  # 0 with eps 0: the natural images; 0 with eps above 0: AutoAttack, which sets its own
+    step_size: float = 0.0
+    loss: str = "ce"
+    start: Start = None
+    restarts: int = 1
+
+    @property
+    def random(self) -> bool:
+        """Whether another seed gives another attack."""
+        return self.start is not None
+
+
+def _fgsm(start: Start = "uniform") -> Climb:
+    return Climb("fgsm", 1, Part(1), start=start)
+
+
+def _pgd(steps: int, step_size: float | Part, start: Start = "uniform") -> Climb:
+    return Climb(f"pgd{steps}", steps, step_size, start=start)
+
+
+def _cw(step_size: float | Part, start: Start = "uniform") -> Climb:
+    return Climb("cw30", 30, step_size, loss="cw", start=start)
+
+
+dat = Protocol(
+    "dat",
+    "Table 1 of the paper",
+    0.031,
+    (_fgsm(), _pgd(20, Part(4)), _pgd(100, Part(4)), _cw(Part(4))),
+)
+trades = Protocol(
+    "trades",
+    "Table 2: every attack starts at the image",
+    0.031,
+    (_fgsm(None), _pgd(20, 0.003, None), _pgd(100, 0.003, None), _cw(0.003, None)),
+)
+trades_random = Protocol(
+    "trades-random",
+    "Table 3: as trades, from a random start",
+    0.031,
+    (_fgsm(), _pgd(20, 0.003), _pgd(100, 0.003), _cw(0.003)),
+)
+mart = Protocol(
+    "mart",
+    "Table 4",
+    8 / 255,
+    (_fgsm(), _pgd(20, Part(10)), _cw(Part(10))),
+)
+figure = Protocol(
+    "figure",
+    "the figures of Sec. 6.1 on CIFAR-10, with PGD-20 at twice eps",
+    8 / 255,
+    (
+        _fgsm(),
+        _pgd(20, 2 / 255),
+        _pgd(100, 2 / 255),
+        _cw(2 / 255),
+        replace(_pgd(20, 2 / 255), name="pgd20-2eps", times_eps=2.0),
+    ),
+)
+figure_svhn = replace(figure, name="figure-svhn", about="the figures of Sec. 6.1 on SVHN", eps=4 / 255)
+tau = Protocol(
+    "tau",
+    "the figure of Sec. 5.1",
+    8 / 255,
+    (_fgsm(), _pgd(10, 0.003), _pgd(20, 0.003), _pgd(100, 0.003), _cw(0.003)),
+)
+quick = Protocol(
+    "quick",
+    "PGD-10 on 500 images: seconds on a laptop, an upper bound and no more",
+    8 / 255,
+    (_pgd(10, Part(4)),),
+    limit=500,
+)
+autoattack = Protocol(
+    "autoattack",
+    "AutoAttack by its authors: APGD-CE, targeted APGD, targeted FAB, Square",
+    8 / 255,
+    (Ensemble(),),
+)
+
+PROTOCOLS = {
+    protocol.name: protocol
+    for protocol in (dat, trades, trades_random, mart, figure, figure_svhn, tau, quick, autoattack)
+}
+
+
+def find(names: str | Protocol | Sequence[str | Protocol]) -> tuple[Protocol, ...]:
+    """The protocols of these names, each once, in the order asked."""
+    if isinstance(names, str | Protocol):
+        names = [names]
+    found = {}
+    for name in names:
+        if isinstance(name, str) and name not in PROTOCOLS:
+            raise unknown("protocol", name, PROTOCOLS)
+        protocol = PROTOCOLS[name] if isinstance(name, str) else name
+        found[protocol.name] = protocol
+    if not found:
+        raise UserError(f"name at least one protocol. Known: {', '.join(sorted(PROTOCOLS))}.")
+    return tuple(found.values())
+
+
+def settle(attack: Climb | Ensemble, *, eps: float, restarts: int | None = None) -> Settings:
+    """An attack at a protocol's eps, every number decided. `restarts` is for attacks that start at random."""
+    check_radius("eps", eps)
+    if isinstance(attack, Ensemble):
+        return Settings(eps=eps, loss="autoattack")
+    radius = eps * attack.times_eps
+    check_radius(f"the radius of {attack.name}", radius)
+    step_size = radius / attack.step_size.by if isinstance(attack.step_size, Part) else attack.step_size
+    times = restarts if restarts is not None and attack.start is not None else attack.restarts
+    return Settings(radius, attack.steps, step_size, attack.loss, attack.start, times)
+
+
+@dataclass(frozen=True)
+class Planned:
+    """An attack to run once: its name in the result and every protocol it serves."""
+
+    name: str
+    settings: Settings
+    serves: tuple[tuple[str, str], ...]  # (attack, protocol) as the protocols name it
+
+
+def plan(protocols: Sequence[Protocol], *, eps: float | None = None, restarts: int | None = None) -> list[Planned]:
+    """Every different attack of these protocols once.
+
+    An attack keeps its plain name (pgd20) unless the protocols mean different things by it: then each is named after
+    the first protocol that asked for it (pgd20@dat, pgd20@trades).
+    """
+    wanted: dict[Settings, list[tuple[str, str]]] = {}
+    for protocol in protocols:
+        for attack in protocol.attacks:
+            settings = settle(attack, eps=protocol.eps if eps is None else eps, restarts=restarts)
+            wanted.setdefault(settings, []).append((attack.name, protocol.name))
+    meanings: dict[str, set[Settings]] = {}
+    for settings, serves in wanted.items():
+        for name, _ in serves:
+            meanings.setdefault(name, set()).add(settings)
+    planned = []
+    for settings, serves in wanted.items():
+        name, protocol_name = serves[0]
+        full = name if len(meanings[name]) == 1 else f"{name}@{protocol_name}"
+        planned.append(Planned(full, settings, tuple(serves)))
+    return planned

@@ -1,0 +1,227 @@
+"""What an evaluation found: one record per attack, the worst case, a table for people and JSON for programs.
+
+An accuracy is a fraction; per-example verdicts are written in JSON as a string of 1 (right) and 0 (wrong).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+from torch import Tensor
+
+from sparring.errors import did_you_mean
+
+WORST = "worst"
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """One seed of one attack. Restarts are inside it: an example stands if it stood every one of them."""
+
+    seed: int
+    correct: Tensor  # bool per example, on the CPU
+    seconds: float
+
+    @property
+    def accuracy(self) -> float:
+        """The fraction that stands."""
+        return float(self.correct.double().mean())
+
+
+@dataclass(frozen=True, eq=False)
+class Record:
+    """One attack, with everything needed to run it again."""
+
+    name: str
+    serves: tuple[str, ...]  # the protocols' own names for it: pgd20@dat, pgd20@trades-random
+    n: int
+    eps: float  # the exact float: 0.031 is not 8/255
+    steps: int
+    step_size: float
+    loss: str
+    start: str | None
+    restarts: int
+    precision: str  # of the gradients; verdicts are fp32 (float64 for a float64 model)
+    runs: tuple[Run, ...]
+    detail: dict[str, Any] = field(default_factory=dict)  # AutoAttack: version, accuracy after each part
+
+    @property
+    def accuracy(self) -> float:
+        """The mean over seeds of the accuracy at the final iterate."""
+        return statistics.fmean(run.accuracy for run in self.runs)
+
+    @property
+    def spread(self) -> float | None:
+        """The standard deviation over seeds; None with one seed."""
+        return statistics.stdev(run.accuracy for run in self.runs) if len(self.runs) > 1 else None
+
+    @property
+    def correct(self) -> Tensor:
+        """Bool per example, on the CPU: right under every seed. With one seed its mean is the accuracy."""
+        return torch.stack([run.correct for run in self.runs]).all(dim=0)
+
+    @property
+    def worst(self) -> float:
+        """The fraction right under every seed."""
+        return float(self.correct.double().mean())
+
+    @property
+    def seed(self) -> int:
+        """The first seed."""
+        return self.runs[0].seed
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """Every seed."""
+        return tuple(run.seed for run in self.runs)
+
+    @property
+    def seconds(self) -> float:
+        """Time taken, all seeds together, earlier sittings of a resumed evaluation included."""
+        return sum(run.seconds for run in self.runs)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON."""
+        return {
+            "name": self.name,
+            "serves": list(self.serves),
+            "accuracy": self.accuracy,
+            "spread": self.spread,
+            "worst_over_seeds": self.worst,
+            "n": self.n,
+            "eps": self.eps,
+            "steps": self.steps,
+            "step_size": self.step_size,
+            "loss": self.loss,
+            "start": self.start,
+            "restarts": self.restarts,
+            "precision": self.precision,
+            "seconds": self.seconds,
+            "detail": self.detail,
+            "runs": [
+                {"seed": r.seed, "accuracy": r.accuracy, "seconds": r.seconds, "correct": _spell(r.correct)}
+                for r in self.runs
+            ],
+        }
+
+    @classmethod
+    def from_dict(cls, facts: Mapping[str, Any]) -> Record:
+        """The record that `as_dict` wrote."""
+        runs = tuple(Run(r["seed"], _read(r["correct"]), r["seconds"]) for r in facts["runs"])
+        same = ("name", "n", "eps", "steps", "step_size", "loss", "start", "restarts", "precision", "detail")
+        return cls(**{key: facts[key] for key in same}, serves=tuple(facts["serves"]), runs=runs)
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """Records by name. `result["pgd20"]`, `result["natural"]`, `result["worst"]`; also `result["pgd20@dat"]`.
+
+    "worst" is the per-example worst case over everything run inside the ball it stands for: an example counts as right
+    only if it is right naturally and under every attack, seed and restart at that eps or less (a smaller ball lies
+    inside a larger one; a break at twice eps proves nothing about eps). The ball is the largest of the protocols' eps;
+    where they differ, the smaller ones have their own record, as worst@0.031.
+    """
+
+    records: dict[str, Record]
+    n: int
+    software: dict[str, str]
+    about: dict[str, Any] = field(default_factory=dict)  # the caller's own facts: model, data set
+    doubts: tuple[dict[str, Any], ...] = ()  # each: name, why, evidence, page
+
+    def __getitem__(self, name: str) -> Record:
+        if name in self.records:
+            return self.records[name]
+        for record in self.records.values():
+            if name in record.serves:
+                return record
+        raise KeyError(
+            f"no attack {name!r} in this result.{did_you_mean(name, self.records)} It has {list(self.records)}."
+        )
+
+    def __iter__(self) -> Iterator[Record]:
+        return iter(self.records.values())
+
+    @property
+    def worst_case(self) -> Record:
+        """The per-example worst case."""
+        return self.records[WORST]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON."""
+        return {
+            "format": 1,
+            "n": self.n,
+            "about": self.about,
+            "software": self.software,
+            "doubts": list(self.doubts),
+            "records": [record.as_dict() for record in self],
+        }
+
+    def to_json(self) -> str:
+        """For programs; `Result.from_json` reads it back."""
+        return json.dumps(self.as_dict(), indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> Result:
+        """The result that `to_json` wrote."""
+        facts = json.loads(text)
+        records = {r["name"]: Record.from_dict(r) for r in facts["records"]}
+        return cls(records, facts["n"], facts["software"], facts["about"], tuple(facts["doubts"]))
+
+    def table(self) -> RenderableType:
+        """For people: a row per attack, how far so many images can be trusted, and the doubts."""
+        title = f"Accuracy on {self.n} images (%)"
+        table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        several = any(len(record.runs) > 1 for record in self)
+        for column in ["attack", "accuracy", *(["± seeds"] if several else []), "eps", "steps", "s"]:
+            table.add_column(column, justify="right", no_wrap=True)
+        table.columns[0].justify = "left"
+        table.add_column("loss, start", overflow="fold", min_width=8)
+        for record in self:
+            if record.name.startswith(WORST):
+                table.add_section()
+            cells = [record.name, f"{100 * record.accuracy:.2f}"]
+            if several:
+                cells.append("" if record.spread is None else f"{100 * record.spread:.2f}")
+            how = [record.loss, record.start or "", f"{record.restarts} restarts" if record.restarts > 1 else ""]
+            steps = f"{record.steps} of {_pixels(record.step_size)}" if record.steps else ""
+            cells += [_pixels(record.eps), steps, f"{record.seconds:.1f}"]
+            table.add_row(*cells, ", ".join(word for word in how if word))
+        low, high = interval(self.worst_case.accuracy, self.n)
+        trust = f"{self.n} images place the worst case between {100 * low:.1f} and {100 * high:.1f} % (95 % interval)."
+        doubts = [f"Doubt: {d['name']}: {d['why']} {d['evidence']} See {d['page']}." for d in self.doubts]
+        return Group(table, *(Text(line) for line in [trust, *doubts]))
+
+
+def interval(accuracy: float, n: int) -> tuple[float, float]:
+    """Wilson's 95 % interval: what n images can say about an accuracy."""
+    z = 1.959963984540054
+    middle = (accuracy + z * z / (2 * n)) / (1 + z * z / n)
+    reach = z * math.sqrt(accuracy * (1 - accuracy) / n + z * z / (4 * n * n)) / (1 + z * z / n)
+    return max(middle - reach, 0.0), min(middle + reach, 1.0)
+
+
+def _pixels(value: float) -> str:
+    """'8/255' for exactly that, else the number."""
+    if value == 0:
+        return ""
+    parts = round(value * 255)
+    return f"{parts}/255" if parts and parts / 255 == value else f"{value:.6g}"
+
+
+def _spell(correct: Tensor) -> str:
+    return "".join("1" if right else "0" for right in correct.tolist())
+
+
+def _read(text: str) -> Tensor:
+    return torch.tensor([letter == "1" for letter in text], dtype=torch.bool)

@@ -1,0 +1,119 @@
+"""What is under test: a model, its images and labels, and batches as large as memory allows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from sparring.attacks.setting import Model, check_batch, check_logits
+from sparring.errors import RunFailed, UserError
+from sparring.evaluation.fast import Precision, gradient_model
+
+_CPU_VALUES = 2**19  # pixels a batch on the CPU: 170 CIFAR-10 images
+_CUDA_VALUES = 2**24 - 2**22  # on a GPU: 4096 CIFAR-10 images, then halved until they fit
+
+
+@dataclass
+class Subject:
+    """The model and the images, checked."""
+
+    model: Model
+    fast: Model  # what gradients are taken from
+    x: Tensor  # (n, ...), float in [0, 1] or uint8
+    y: Tensor  # (n,), int64
+    device: torch.device
+    dtype: torch.dtype
+    classes: int
+    precision: str  # of the gradients, as recorded
+    batch: int  # the most examples at once; shrinks when memory runs out
+
+    def take(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Images in [0, 1] and labels of these examples, on the model's device."""
+        x, y = self.x[rows.to(self.x.device)].to(self.device), self.y[rows.to(self.y.device)].to(self.device)
+        return (x.to(self.dtype) / 255 if x.dtype == torch.uint8 else x.to(self.dtype)), y
+
+    def each(self, rows: Tensor, work: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+        """(rows, work(x, y, rows)) batch by batch; a batch that does not fit is cut in half and tried again."""
+        done = 0
+        while done < len(rows):
+            left = len(rows) - done
+            size = math.ceil(left / math.ceil(left / self.batch))  # even batches: no small one at the end
+            part = rows[done : done + size]
+            try:
+                found = work(*self.take(part), part)
+            except torch.OutOfMemoryError:
+                if size == 1:
+                    raise RunFailed("one image does not fit into the memory of the device.") from None
+                self.batch = size // 2
+                torch.cuda.empty_cache()
+                continue
+            yield part, found
+            done += size
+
+
+def prepare(
+    model: Model, x: Tensor, y: Tensor, *, precision: Precision, batch_size: int | None, compiled: bool = False
+) -> Subject:
+    """Check everything that can be checked before the first step. The model is in eval mode."""
+    if precision not in ("fp32", "bf16"):
+        raise UserError(f"precision must be 'fp32' or 'bf16', got {precision!r}.")
+    if batch_size is not None and batch_size < 1:
+        raise UserError(f"batch_size must be at least 1, got {batch_size}.")
+    if len(x) == 0:
+        raise UserError("there are no images to evaluate on.")
+    y = y.to(x.device) if isinstance(y, Tensor) else y
+    # uint8 images need no check of their range: a view of one value per image stands for them.
+    check_batch(torch.zeros(len(x), 1, device=x.device) if x.dtype == torch.uint8 else x, y)
+    device, dtype = _home(model, x)
+    most = _CUDA_VALUES if device.type == "cuda" else _CPU_VALUES
+    automatic = max(1, min(4096 if device.type == "cuda" else 500, most // x[0].numel()))
+    name = {torch.float64: "fp64"}.get(dtype, "fp32") if precision == "fp32" else precision
+    subject = Subject(model, model, x, y, device, dtype, 0, name, batch_size or automatic)
+    probe, _ = subject.take(torch.arange(min(len(x), 16)))
+    subject.classes = _classes(model, probe, y)
+    subject.fast = gradient_model(model, probe, precision=precision, compiled=compiled)
+    return subject
+
+
+def _home(model: Model, x: Tensor) -> tuple[torch.device, torch.dtype]:
+    """Where the model lives and what it computes in."""
+    own = x.dtype if x.is_floating_point() else torch.float32
+    weights = [p for p in model.parameters() if p.is_floating_point()] if isinstance(model, nn.Module) else []
+    if not weights:
+        return x.device, own
+    dtypes = {p.dtype for p in weights}
+    if not dtypes <= {torch.float32, torch.float64}:
+        raise UserError(
+            f"the model's weights are {', '.join(sorted(map(str, dtypes)))}; verdicts are taken in fp32. "
+            "Call model.float() first, and precision='bf16' for speed."
+        )
+    return weights[0].device, weights[0].dtype
+
+
+@torch.no_grad()
+def _classes(model: Model, probe: Tensor, y: Tensor) -> int:
+    """How many classes the model tells apart, once it has proved that it accepts such images and labels."""
+    try:
+        logits = model(probe)
+    except torch.OutOfMemoryError:
+        raise RunFailed(f"{len(probe)} images do not fit into the memory of the device.") from None
+    except (RuntimeError, ValueError, IndexError) as error:
+        if isinstance(error, UserError):
+            raise
+        reason = (str(error).splitlines() or ["no reason given"])[0]
+        raise UserError(
+            f"the model does not accept images of shape {tuple(probe.shape[1:])}: {reason.rstrip('.')}. "
+            "Give the data set it was trained on."
+        ) from None
+    check_logits(logits, probe, y[:0])
+    low, high = int(y.min()), int(y.max())
+    if low < 0 or high >= logits.shape[1]:
+        raise UserError(
+            f"the model has {logits.shape[1]} classes, labels 0 to {logits.shape[1] - 1}; "
+            f"found labels {low} to {high}. Give the data set it was trained on."
+        )
+    return int(logits.shape[1])

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from sparring import models
+from sparring.evaluation.fast import folded, gradient_model
+from sparring.evaluation.verdict import exact, stands
+
+
+def awake(model: nn.Module) -> nn.Module:
+    """Batch-norms as training leaves them: statistics and weights that matter."""
+    generator = torch.Generator().manual_seed(0)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            for tensor in (module.running_mean, module.running_var, module.weight, module.bias):
+                tensor.data.copy_(torch.rand(tensor.shape, generator=generator) + 0.5)
+    return model.eval()
+
+
+def build(name: str, **more) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return awake(models.build(name, num_classes=10, **more))
+
+
+@pytest.mark.parametrize(("name", "left"), [("tiny_cnn", 0), ("resnet18", 0), ("wrn-10-1", 4), ("wrn-16-2", 6)])
+def test_folding_keeps_the_function(name, left):
+    """A WRN normalises before it convolves: one norm in each block and the last one read a sum."""
+    model = build(name, size=(16, 16), normalize=([0.5] * 3, [0.2] * 3))
+    x = torch.rand(4, 3, 16, 16, generator=torch.Generator().manual_seed(1))
+    twin = folded(model, x)
+    assert sum(isinstance(m, nn.BatchNorm2d) for m in twin.modules()) == left
+    with torch.no_grad():
+        torch.testing.assert_close(twin(x), model(x), rtol=1e-3, atol=1e-3)
+
+
+def test_a_convolution_that_others_read_is_not_folded():
+    class Forked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.norm, self.fc = nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2), nn.Linear(18, 3)
+
+        def forward(self, x):
+            h = self.conv(x)
+            return self.fc((h + self.norm(h)).flatten(1))
+
+    with torch.random.fork_rng():
+        model = awake(Forked())
+    x = torch.rand(4, 1, 3, 3, generator=torch.Generator().manual_seed(0))
+    twin = folded(model, x)
+    assert isinstance(twin.norm, nn.BatchNorm2d) and torch.equal(twin(x), model(x))
+
+
+def test_bf16_gradients_point_the_same_way(trained):
+    before = copy.deepcopy(trained.model.state_dict())
+    fast = gradient_model(trained.model, trained.x[:16], precision="bf16")
+
+    def gradient(model):
+        x = trained.x.clone().requires_grad_()
+        logits = model(x)
+        assert logits.dtype == torch.float32
+        return torch.autograd.grad(nn.functional.cross_entropy(logits, trained.y, reduction="sum"), x)[0].flatten(1)
+
+    ours, theirs = gradient(fast), gradient(trained.model)
+    assert not torch.equal(ours, theirs)
+    assert nn.functional.cosine_similarity(ours, theirs).median() > 0.99
+    assert all(torch.equal(value, before[name]) for name, value in trained.model.state_dict().items())
+
+
+def test_the_first_layer_stays_fp32():
+    """Two pixels that bf16 cannot tell apart."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(1, 2), nn.ReLU(), nn.Linear(2, 2)).eval()
+    with torch.no_grad():
+        model[1].weight.copy_(torch.tensor([[1000.0], [0.0]]))
+        model[1].bias.copy_(torch.tensor([-995.0, 0.0]))
+    fast = gradient_model(model, torch.full((1, 1, 1, 1), 0.9), precision="bf16")
+    assert torch.tensor(0.9990).bfloat16() == torch.tensor(0.9985).bfloat16()
+    near, far = fast(torch.tensor([0.9990, 0.9985]).view(2, 1, 1, 1))
+    assert not torch.equal(near, far)
+
+
+def test_a_model_that_reaches_into_its_layers_still_runs():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(9, 3)
+
+        def forward(self, x):
+            return self.fc(x.flatten(1)) @ self.fc.weight @ self.fc.weight.t()
+
+    x = torch.rand(4, 1, 3, 3, generator=torch.Generator().manual_seed(0))
+    with torch.random.fork_rng():
+        model = Tied().eval()
+    assert gradient_model(model, x, precision="bf16")(x).shape == (4, 3)
+    assert gradient_model(lambda x: x.flatten(1), x, precision="bf16")(x).shape == (4, 9)
+
+
+def test_verdicts_are_exact_and_settings_come_back():
+    seen = []
+
+    def model(x):
+        seen.append((torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32, (x @ x).dtype))
+        return x
+
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    torch.set_float32_matmul_precision("high")
+    torch.backends.cudnn.allow_tf32 = True
+    try:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            right = stands(model, torch.eye(3), torch.tensor([0, 1, 1]))
+            assert (torch.eye(3) @ torch.eye(3)).dtype == torch.bfloat16
+        assert torch.get_float32_matmul_precision() == "high" and torch.backends.cudnn.allow_tf32
+        with pytest.raises(RuntimeError, match="stop"), exact(torch.device("cpu")):
+            raise RuntimeError("stop")
+        assert torch.get_float32_matmul_precision() == "high" and torch.backends.cudnn.allow_tf32
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cudnn.allow_tf32 = before[1]
+    assert seen == [("highest", False, torch.float32)]
+    assert right.tolist() == [True, True, False]
+
+
+def test_logits_that_are_no_numbers_are_wrong():
+    logits = torch.tensor([[torch.nan, 0.0], [0.0, 1.0]])
+    assert stands(lambda x: logits, torch.zeros(2, 1), torch.tensor([0, 1])).tolist() == [False, True]

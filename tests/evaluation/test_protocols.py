@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from sparring.errors import UserError
+from sparring.evaluation.protocols import PROTOCOLS, Settings, find, plan, settle
+
+E8 = 8 / 255
+U = "uniform"
+# name, eps, then (attack, radius, steps, step size, loss): the table of facts.md section 5, number by number.
+TABLE = [
+    ("dat", 0.031, U, [("fgsm", 0.031, 1, 0.031, "ce"), ("pgd20", 0.031, 20, 0.00775, "ce"),
+                       ("pgd100", 0.031, 100, 0.00775, "ce"), ("cw30", 0.031, 30, 0.00775, "cw")]),
+    ("trades", 0.031, None, [("fgsm", 0.031, 1, 0.031, "ce"), ("pgd20", 0.031, 20, 0.003, "ce"),
+                             ("pgd100", 0.031, 100, 0.003, "ce"), ("cw30", 0.031, 30, 0.003, "cw")]),
+    ("trades-random", 0.031, U, [("fgsm", 0.031, 1, 0.031, "ce"), ("pgd20", 0.031, 20, 0.003, "ce"),
+                                 ("pgd100", 0.031, 100, 0.003, "ce"), ("cw30", 0.031, 30, 0.003, "cw")]),
+    ("mart", E8, U, [("fgsm", E8, 1, E8, "ce"), ("pgd20", E8, 20, E8 / 10, "ce"), ("cw30", E8, 30, E8 / 10, "cw")]),
+    ("figure", E8, U, [("fgsm", E8, 1, E8, "ce"), ("pgd20", E8, 20, 2 / 255, "ce"), ("pgd100", E8, 100, 2 / 255, "ce"),
+                       ("cw30", E8, 30, 2 / 255, "cw"), ("pgd20-2eps", 16 / 255, 20, 2 / 255, "ce")]),
+    ("figure-svhn", 4 / 255, U, [("fgsm", 4 / 255, 1, 4 / 255, "ce"), ("pgd20", 4 / 255, 20, 2 / 255, "ce"),
+                                 ("pgd100", 4 / 255, 100, 2 / 255, "ce"), ("cw30", 4 / 255, 30, 2 / 255, "cw"),
+                                 ("pgd20-2eps", E8, 20, 2 / 255, "ce")]),
+    ("tau", E8, U, [("fgsm", E8, 1, E8, "ce"), ("pgd10", E8, 10, 0.003, "ce"), ("pgd20", E8, 20, 0.003, "ce"),
+                    ("pgd100", E8, 100, 0.003, "ce"), ("cw30", E8, 30, 0.003, "cw")]),
+    ("quick", E8, U, [("pgd10", E8, 10, E8 / 4, "ce")]),
+    ("autoattack", E8, None, [("autoattack", E8, 0, 0.0, "autoattack")]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "eps", "start", "attacks"), TABLE, ids=[row[0] for row in TABLE])
+def test_as_the_paper_and_its_code_say(name, eps, start, attacks):
+    protocol = PROTOCOLS[name]
+    assert protocol.eps == eps
+    found = [(attack.name, settle(attack, eps=eps)) for attack in protocol.attacks]
+    assert found == [
+        (attack, Settings(radius, steps, step, loss, start)) for attack, radius, steps, step, loss in attacks
+    ]
+
+
+def test_every_protocol_is_in_the_table():
+    assert set(PROTOCOLS) == {row[0] for row in TABLE}
+
+
+def test_another_eps_moves_the_parts_and_leaves_the_numbers():
+    by_name = {one.name: one.settings for one in plan(find(["dat"]), eps=0.1)}
+    assert by_name["fgsm"].step_size == 0.1 and by_name["pgd20"].step_size == 0.025
+    by_name = {one.name: one.settings for one in plan(find("figure"), eps=0.1)}
+    assert by_name["pgd20"].step_size == 2 / 255 and by_name["pgd20-2eps"].eps == 0.2
+
+
+def test_shared_attacks_run_once_and_different_ones_are_told_apart():
+    planned = plan(find(["dat", "trades-random", "trades"]))
+    assert [one.name for one in planned] == [
+        "fgsm@dat", "pgd20@dat", "pgd100@dat", "cw30@dat",  # one step of eps from a random start: also Table 3's FGSM
+        "pgd20@trades-random", "pgd100@trades-random", "cw30@trades-random",
+        "fgsm@trades", "pgd20@trades", "pgd100@trades", "cw30@trades",
+    ]  # fmt: skip
+    assert planned[0].serves == (("fgsm", "dat"), ("fgsm", "trades-random"))
+    assert [one.name for one in plan(find(["dat", "autoattack"]))][-1] == "autoattack"
+    assert [one.name for one in plan(find("dat"))] == ["fgsm", "pgd20", "pgd100", "cw30"]
+
+
+def test_restarts_are_for_random_starts():
+    assert {one.settings.restarts for one in plan(find("dat"), restarts=5)} == {5}
+    assert {one.settings.restarts for one in plan(find("trades"), restarts=5)} == {1}
+
+
+@pytest.mark.parametrize(
+    ("names", "eps", "says"),
+    [
+        ("trade", None, "unknown protocol 'trade'. Did you mean 'trades'?"),
+        ([], None, "name at least one protocol"),
+        ("dat", 8.0, "eps must lie in (0, 1], got 8.0. For 8/255 write 8/255."),
+        ("figure", 0.6, "radius of pgd20-2eps"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(names, eps, says):
+    with pytest.raises(UserError) as refused:
+        plan(find(names), eps=eps)
+    assert says in str(refused.value)
+
+
+def test_a_variant_is_one_replace():
+    mine = replace(PROTOCOLS["mart"], name="mine", eps=0.05)
+    assert plan(find([mine]))[1].settings.step_size == 0.05 / 10
