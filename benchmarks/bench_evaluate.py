@@ -50,8 +50,8 @@ def main() -> None:
     parser.add_argument(
         "--forms",
         nargs="*",
-        default=["fp32", "bf16", "bf16-folded", "bf16-folded-first"],
-        help="bf16-folded-first has the first layer in bf16 too; also bf16-compiled",
+        default=["fp32", "bf16"],
+        help="also bf16-compiled",
     )
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
@@ -125,8 +125,6 @@ def steps(model: nn.Module, x: Tensor, y: Tensor, forms: list[str]) -> dict[str,
                 model,
                 images[:16],
                 precision="fp32" if form == "fp32" else "bf16",
-                fold=form != "bf16",
-                first_in_full=form != "bf16-folded-first",
                 compiled=form == "bf16-compiled",
             )
 

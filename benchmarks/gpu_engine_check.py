@@ -1,6 +1,6 @@
 """Is the engine right, and where does its time go? One GPU, synthetic images, no data set needed.
 
-    PYTHONPATH=src python3 benchmarks/gpu_engine_check.py $OUT/check.json
+PYTHONPATH=src python3 benchmarks/gpu_engine_check.py $OUT/check.json
 """
 
 from __future__ import annotations
@@ -30,8 +30,15 @@ def made(name: str, half: bool):
     loss = OBJECTIVES["fat"].loss
     began = time.perf_counter()
     engine = prepare(
-        model, optimizer, lambda m, x, x_adv, y: loss(m, x, x_adv, y, 6.0), batch=BATCH, shape=SHAPE, classes=10,
-        device=DEVICE, half=half, kind="fast",
+        model,
+        optimizer,
+        lambda m, x, x_adv, y: loss(m, x, x_adv, y, 6.0),
+        batch=BATCH,
+        shape=SHAPE,
+        classes=10,
+        device=DEVICE,
+        half=half,
+        kind="fast",
     )
     return model, engine, began
 
@@ -47,8 +54,16 @@ def batch(model, seed: int, wrong: float = 0.1):
 
 
 def setting(**changes):
-    return {"eps": 8 / 255, "step_size": 0.007, "steps": STEPS, "tau": 0, "loss": "ce", "start": "uniform",
-            "noise": 0.0, "project": True} | changes
+    return {
+        "eps": 8 / 255,
+        "step_size": 0.007,
+        "steps": STEPS,
+        "tau": 0,
+        "loss": "ce",
+        "start": "uniform",
+        "noise": 0.0,
+        "project": True,
+    } | changes
 
 
 def milliseconds(work, repeats=20):
@@ -68,18 +83,28 @@ def correctness() -> list[dict]:
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     rows = []
     model, engine, _ = made("resnet18", half=False)
-    for loss, tau, noise, size in [("ce", 0, 0.0, 0.0005), ("ce", 1, 0.001, 0.001), ("kl", 0, 0.0, 0.001), ("ce", 10, 0.0, 0.007)]:
+    for loss, tau, noise, size in [
+        ("ce", 0, 0.0, 0.0005),
+        ("ce", 1, 0.001, 0.001),
+        ("kl", 0, 0.0, 0.001),
+        ("ce", 10, 0.0, 0.007),
+    ]:
         x, y = batch(model, seed=1)
         for count in (BATCH, 77):
             given = setting(loss=loss, tau=tau, noise=noise, step_size=size)
             ours = engine.walk(model, x[:count], y[:count], generator=torch.Generator(DEVICE).manual_seed(3), **given)
             x_adv, backprops = ours.x_adv.clone(), ours.backprops.clone()
             plain = friendly_pgd(model, x[:count], y[:count], generator=torch.Generator(DEVICE).manual_seed(3), **given)
-            row = {"loss": loss, "tau": tau, "noise": noise, "count": count,
-                   "mean_bps": plain.backprops.double().mean().item(),
-                   "bps_equal": (backprops == plain.backprops).double().mean().item(),
-                   "pixels_equal": ((x_adv - plain.x_adv).abs() < 1e-6).double().mean().item(),
-                   "bincount": torch.bincount(plain.backprops, minlength=STEPS + 1).tolist()}
+            row = {
+                "loss": loss,
+                "tau": tau,
+                "noise": noise,
+                "count": count,
+                "mean_bps": plain.backprops.double().mean().item(),
+                "bps_equal": (backprops == plain.backprops).double().mean().item(),
+                "pixels_equal": ((x_adv - plain.x_adv).abs() < 1e-6).double().mean().item(),
+                "bincount": torch.bincount(plain.backprops, minlength=STEPS + 1).tolist(),
+            }
             rows.append(row)
             print(row, flush=True)
     torch.backends.cudnn.allow_tf32 = True
@@ -96,7 +121,9 @@ def speed(name: str) -> list[dict]:
     walk_ready = time.perf_counter() - began
     engine.update(x, x, y, 0.0)
     torch.cuda.synchronize()
-    print(f"{name}: attack ready after {walk_ready:.1f} s, update after {time.perf_counter() - began:.1f} s", flush=True)
+    print(
+        f"{name}: attack ready after {walk_ready:.1f} s, update after {time.perf_counter() - began:.1f} s", flush=True
+    )
     (bench,) = engine.walk.made.values()
     steps = {}
     for size, graph in bench.steps.items():
@@ -104,7 +131,9 @@ def speed(name: str) -> list[dict]:
         steps[size] = milliseconds(graph)[0]
     update = milliseconds(lambda: engine.update(x, x, y, 0.0))[0]
     bench.taken = int(bench.active.serial.item())
-    print(name, "steps ms", {size: round(ms, 3) for size, ms in sorted(steps.items())}, f"update {update:.3f}", flush=True)
+    print(
+        name, "steps ms", {size: round(ms, 3) for size, ms in sorted(steps.items())}, f"update {update:.3f}", flush=True
+    )
     for tau, size in [(10, 0.007), (0, 0.0002), (0, 0.0005), (0, 0.001), (0, 0.003), (1, 0.003)]:
         given = setting(tau=tau, step_size=size, start=None)
         found = engine.walk(model, x, y, generator=draws, **given)
@@ -119,11 +148,21 @@ def speed(name: str) -> list[dict]:
 
         ms = milliseconds(one)
         mean = taken.double().mean().item()
-        print(f"{name} tau {tau} step {size}: {mean:.2f} BPs, {ms[0]:.2f} ms ({ms[1]:.2f}-{ms[2]:.2f}), "
-              f"sum of its steps {expected:.2f}, counts {counts}", flush=True)
+        print(
+            f"{name} tau {tau} step {size}: {mean:.2f} BPs, {ms[0]:.2f} ms ({ms[1]:.2f}-{ms[2]:.2f}), "
+            f"sum of its steps {expected:.2f}, counts {counts}",
+            flush=True,
+        )
         rows.append({"model": name, "tau": tau, "bps": mean, "ms": ms, "sum_of_steps": expected, "counts": counts})
-    rows.append({"model": name, "steps": steps, "update": update, "walk_ready_s": walk_ready,
-                 "peak_gib": torch.cuda.max_memory_allocated() / 2**30})
+    rows.append(
+        {
+            "model": name,
+            "steps": steps,
+            "update": update,
+            "walk_ready_s": walk_ready,
+            "peak_gib": torch.cuda.max_memory_allocated() / 2**30,
+        }
+    )
     return rows
 
 

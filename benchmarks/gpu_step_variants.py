@@ -1,6 +1,6 @@
 """Which way to run an attack step is fastest? One GPU, several ways, one table. A tool for docs/performance.md.
 
-    PYTHONPATH=src python3 benchmarks/gpu_step_variants.py $OUT/variants.json
+PYTHONPATH=src python3 benchmarks/gpu_step_variants.py $OUT/variants.json
 """
 
 from __future__ import annotations
@@ -96,12 +96,21 @@ def main() -> None:
                 error = ((out - reference).norm() / reference.norm()).item()
                 signs = (out.sign() == reference.sign()).float().mean().item()
                 rows.append(
-                    {"model": name, "way": way, "batch": size, "ms": ms, "tflops": size * flops * 2 / ms / 1e9,
-                     "ready_s": ready, "gradient_error": error, "signs_equal": signs}
+                    {
+                        "model": name,
+                        "way": way,
+                        "batch": size,
+                        "ms": ms,
+                        "tflops": size * flops * 2 / ms / 1e9,
+                        "ready_s": ready,
+                        "gradient_error": error,
+                        "signs_equal": signs,
+                    }
                 )
                 print(
                     f"{name:10} {way:18} {size:4} {ms:7.3f} ms {rows[-1]['tflops']:6.0f} TFLOP/s ready {ready:5.1f} s "
-                    f"error {error:.3f} signs {signs:.3f}", flush=True,
+                    f"error {error:.3f} signs {signs:.3f}",
+                    flush=True,
                 )
     with open(sys.argv[1], "w") as file:  # noqa: PTH123
         json.dump({"device": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": rows}, file, indent=1)

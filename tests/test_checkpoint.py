@@ -10,7 +10,11 @@ import torch
 from sparring import checkpoint
 from sparring.errors import UserError
 
-TENSORS = {"model.a": torch.arange(6.0).reshape(2, 3), "model.n": torch.tensor(5), "momentum.a": torch.ones(2, 3).bfloat16()}
+TENSORS = {
+    "model.a": torch.arange(6.0).reshape(2, 3),
+    "model.n": torch.tensor(5),
+    "momentum.a": torch.ones(2, 3).bfloat16(),
+}
 FACTS = {"epoch": 3, "best": None, "eps": 8 / 255, "model": {"name": "tiny_cnn"}}
 
 

@@ -13,7 +13,9 @@ from sparring.objectives import OBJECTIVES, Attack
 from sparring.schedules import parse
 
 SOME = Config(
-    attack=Attack(eps=parse("ramp:0..8/255@50%"), tau=parse("0,1@51"), start="normal"), lr=parse("one-cycle:0.2"), seed=3
+    attack=Attack(eps=parse("ramp:0..8/255@50%"), tau=parse("0,1@51"), start="normal"),
+    lr=parse("one-cycle:0.2"),
+    seed=3,
 )
 
 

@@ -21,7 +21,7 @@ def test_create_and_open(tmp_path, small):
 def test_a_run_is_not_overwritten_unless_asked(tmp_path, small):
     run = runs.create(tmp_path, small, "one")
     run.save(runs.LAST, {"model.a": torch.ones(1)}, {})
-    with pytest.raises(UserError, match="already holds a run. Continue it with --resume"):
+    with pytest.raises(UserError, match=r"already holds a run\. Continue it with --resume"):
         runs.create(tmp_path, small, "two")
     assert runs.open_run(tmp_path).recipe == "one"
     (tmp_path / "notes.txt").write_text("mine")

@@ -50,15 +50,19 @@ floats = st.floats(0, 10, allow_nan=False)
 per_cents = st.lists(st.integers(1, 99), unique=True, max_size=4).map(sorted)
 
 
-@given(st.one_of(
-    st.builds(
-        lambda first, starts, value: Piecewise(first, tuple((Start(s / 100, True), value * s) for s in starts)),
-        floats, per_cents, floats,
-    ),
-    st.builds(lambda first, at: Piecewise(first, tuple((Start(a + 1), a / 7) for a in at)), floats, per_cents),
-    st.builds(OneCycle, floats, st.integers(1, 99).map(lambda n: n / 100)),
-    st.builds(Ramp, floats, floats, st.integers(1, 100).map(lambda n: n / 100)),
-))
+@given(
+    st.one_of(
+        st.builds(
+            lambda first, starts, value: Piecewise(first, tuple((Start(s / 100, True), value * s) for s in starts)),
+            floats,
+            per_cents,
+            floats,
+        ),
+        st.builds(lambda first, at: Piecewise(first, tuple((Start(a + 1), a / 7) for a in at)), floats, per_cents),
+        st.builds(OneCycle, floats, st.integers(1, 99).map(lambda n: n / 100)),
+        st.builds(Ramp, floats, floats, st.integers(1, 100).map(lambda n: n / 100)),
+    )
+)
 def test_round_trip_is_exact(schedule):
     assert parse(str(schedule)) == schedule
 

@@ -47,7 +47,9 @@ def whole(tmp_path_factory, small) -> Path:
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_every_objective_learns(tmp_path, small, objective):
     attack = replace(small.attack, eps=constant(0.1), step_size=0.03)
-    config = replace(small, objective=objective, epochs=4, augment="none", lr=constant(0.02), batch_size=64, attack=attack)
+    config = replace(
+        small, objective=objective, epochs=4, augment="none", lr=constant(0.02), batch_size=64, attack=attack
+    )
     model = train.train(config, tmp_path / "run", tensorboard=False)
     records = runs.read_metrics(tmp_path / "run")
     assert [record["epoch"] for record in records] == [1, 2, 3, 4]

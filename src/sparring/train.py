@@ -194,7 +194,8 @@ def _train_epoch(
         if (stopping or due or state.step % engine.check_every == 0 or state.step == steps) and engine.update.failed():
             raise RunFailed(
                 f"the loss or its gradient is not finite in epoch {state.epoch}, step {state.step} "
-                f"(learning rate {lr:g}). The weights were not updated and the last checkpoint is good. Try a lower --lr than {config.lr}."
+                f"(learning rate {lr:g}). The weights were not updated and the last checkpoint is good. "
+                f"Try a lower --lr than {config.lr}."
             )
         if stopping or due:
             save()

@@ -51,7 +51,8 @@ def test_equals_the_literal_loop_with_noise_and_without_projection(batch, noise,
 
 
 @pytest.mark.parametrize(
-    ("channels", "size", "classes", "count"), [(3, (5, 7), 2, 9), (1, (9, 3), 7, 5), (4, (4, 4), 13, 1), (2, (6, 6), 3, 2)]
+    ("channels", "size", "classes", "count"),
+    [(3, (5, 7), 2, 9), (1, (9, 3), 7, 5), (4, (4, 4), 13, 1), (2, (6, 6), 3, 2)],
 )
 def test_odd_shapes_class_counts_and_a_batch_of_one(channels, size, classes, count):
     model = network(channels, size, classes)
@@ -84,7 +85,7 @@ def test_wrong_from_the_start_takes_no_step(batch):
 
 
 def test_all_stop_at_once(batch):
-    model, x, y = batch
+    model, x, _ = batch
     wrong = (model(x).argmax(dim=1) + 1) % 4
     found = friendly_pgd(model, x, wrong, tau=0, **SETTINGS)
     assert torch.equal(found.x_adv, x)
@@ -124,7 +125,7 @@ def test_stopped_examples_are_not_computed_again(batch):
     sizes = []
     model.register_forward_pre_hook(lambda module, inputs: sizes.append(len(inputs[0])))
     found = friendly_pgd(model, x, y, tau=0, **SETTINGS)
-    # One forward per step for the examples that are still walking: those that took k steps are seen k + 1 times at most.
+    # One forward per step for the examples that still walk: those that took k steps are seen k + 1 times at most.
     visits = (found.backprops + 1).clamp(max=SETTINGS["steps"])
     assert sum(sizes) == visits.sum()
     assert sizes == sorted(sizes, reverse=True)

@@ -174,7 +174,9 @@ def test_bad_settings_are_refused_before_any_work(attack, changes, message, batc
         attack(model, x, y, **changes)
 
 
-@pytest.mark.parametrize(("changes", "message"), [({"tau": -1}, "tau"), ({"tau": 0.5}, "tau"), ({"noise": -1.0}, "noise")])
+@pytest.mark.parametrize(
+    ("changes", "message"), [({"tau": -1}, "tau"), ({"tau": 0.5}, "tau"), ({"noise": -1.0}, "noise")]
+)
 def test_bad_friendly_settings_are_refused(changes, message, batch):
     with pytest.raises(UserError, match=f"{message} must be"):
         friendly_pgd(*batch, **({"tau": 0} | COMMON | changes))

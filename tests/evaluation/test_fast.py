@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from sparring import models
-from sparring.evaluation.fast import folded, gradient_model
+from sparring.evaluation.fast import gradient_model
 from sparring.evaluation.verdict import exact, stands
 
 
@@ -25,34 +25,6 @@ def build(name: str, **more) -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return awake(models.build(name, num_classes=10, **more))
-
-
-@pytest.mark.parametrize(("name", "left"), [("tiny_cnn", 0), ("resnet18", 0), ("wrn-10-1", 4), ("wrn-16-2", 6)])
-def test_folding_keeps_the_function(name, left):
-    """A WRN normalises before it convolves: one norm in each block and the last one read a sum."""
-    model = build(name, size=(16, 16), normalize=([0.5] * 3, [0.2] * 3))
-    x = torch.rand(4, 3, 16, 16, generator=torch.Generator().manual_seed(1))
-    twin = folded(model, x)
-    assert sum(isinstance(m, nn.BatchNorm2d) for m in twin.modules()) == left
-    with torch.no_grad():
-        torch.testing.assert_close(twin(x), model(x), rtol=1e-3, atol=1e-3)
-
-
-def test_a_convolution_that_others_read_is_not_folded():
-    class Forked(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv, self.norm, self.fc = nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2), nn.Linear(18, 3)
-
-        def forward(self, x):
-            h = self.conv(x)
-            return self.fc((h + self.norm(h)).flatten(1))
-
-    with torch.random.fork_rng():
-        model = awake(Forked())
-    x = torch.rand(4, 1, 3, 3, generator=torch.Generator().manual_seed(0))
-    twin = folded(model, x)
-    assert isinstance(twin.norm, nn.BatchNorm2d) and torch.equal(twin(x), model(x))
 
 
 def test_bf16_gradients_point_the_same_way(trained):

@@ -34,7 +34,7 @@ def one_update(name, model, x, y, attack):
     found = objective.search(model, x, y, objective.inner, attack.at(1, 10), seeded())
     loss = objective.loss(model, x, found.x_adv, y, 6.0)
     loss.backward()
-    return found, loss, [p.grad for p in model.parameters()], [b for b in model.buffers()]
+    return found, loss, [p.grad for p in model.parameters()], list(model.buffers())
 
 
 @pytest.mark.parametrize(("friendly", "original"), [("fat", "madry"), ("fat-trades", "trades"), ("fat-mart", "mart")])
@@ -52,7 +52,10 @@ def test_friendly_at_tau_k_is_the_original_bitwise(batch, friendly, original, no
 @pytest.mark.parametrize(("friendly", "original"), [("fat", "madry"), ("fat-trades", "trades"), ("fat-mart", "mart")])
 def test_friendly_below_k_is_another(batch, friendly, original):
     attack = replace(ATTACK, tau=constant(0))
-    assert one_update(friendly, *batch, attack)[0].backprops.sum() < one_update(original, *batch, attack)[0].backprops.sum()
+    assert (
+        one_update(friendly, *batch, attack)[0].backprops.sum()
+        < one_update(original, *batch, attack)[0].backprops.sum()
+    )
 
 
 def test_the_inner_losses(batch):

@@ -50,5 +50,5 @@ def test_the_papers_schedules():
 
 
 def test_unknown():
-    with pytest.raises(UserError, match="unknown recipe 'fat-digit'. Did you mean 'fat-digits'"):
+    with pytest.raises(UserError, match=r"unknown recipe 'fat-digit'. Did you mean 'fat-digits'"):
         recipes.find("fat-digit")

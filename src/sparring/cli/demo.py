@@ -69,9 +69,7 @@ def run(argv: list[str]) -> int:
                 config = replace(config, seed=options.seed, epochs=options.epochs)
                 folder = options.out / name.lower()
                 bar = TrainingBar(console, title=f"{name:9}", lines=False)
-                models[name] = train(
-                    config, folder, overwrite=True, data=data, watch=bar, stop=stop, tensorboard=False
-                )
+                models[name] = train(config, folder, overwrite=True, data=data, watch=bar, stop=stop, tensorboard=False)
                 methods.append(_measure(name, about, config, models[name], data, folder))
                 console.print(_line(methods[-1]), highlight=False, soft_wrap=True)
     except Interrupted:
@@ -91,9 +89,7 @@ def run(argv: list[str]) -> int:
     return 0
 
 
-def _measure(
-    name: str, about: str, config: Config, model: torch.nn.Module, data: Dataset, folder: Path
-) -> Method:
+def _measure(name: str, about: str, config: Config, model: torch.nn.Module, data: Dataset, folder: Path) -> Method:
     """One row: accuracies on the test images at the radius of training."""
     x, y = data.test.x.float() / 255, data.test.y
     found = evaluate(model, x, y, protocol="mart", eps=config.validation_eps, doubts=False)
@@ -153,9 +149,7 @@ def _write(
     eps, step_size, steps = attack.eps, attack.eps / 10, attack.steps
     x, y = data.test.x.float() / 255, data.test.y
     picked = choose(model, x, y, eps=eps, step_size=step_size, steps=steps)
-    strips = walk(
-        model, x[picked], y[picked], eps=eps, step_size=step_size, steps=steps, tau=0, classes=data.classes
-    )
+    strips = walk(model, x[picked], y[picked], eps=eps, step_size=step_size, steps=steps, tau=0, classes=data.classes)
     where = runs.environment(torch.device("cpu"))
     write_page(
         page,

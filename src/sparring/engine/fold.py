@@ -147,9 +147,11 @@ class Dense(nn.Module):
     weight: Tensor
     bias: Tensor
 
-    def __init__(self, linear: nn.Linear, *, dtype: torch.dtype) -> None:
+    def __init__(self, linear: nn.Linear, *, first: bool, dtype: torch.dtype) -> None:
         super().__init__()
         self.source = (linear,)
+        self.gives = dtype
+        dtype = torch.float32 if first and dtype == torch.bfloat16 else dtype  # it reads pixels: see ConvUnit
         self.register_buffer("weight", torch.zeros_like(linear.weight, dtype=dtype))
         self.register_buffer("bias", torch.zeros(linear.out_features, dtype=dtype, device=linear.weight.device))
 
@@ -163,7 +165,7 @@ class Dense(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The affine map."""
-        return F.linear(x.to(self.weight.dtype), self.weight, self.bias)
+        return F.linear(x.to(self.weight.dtype), self.weight, self.bias).to(self.gives)
 
 
 Unit = ConvUnit | ScaleShift | Dense
@@ -176,6 +178,17 @@ class Folded(nn.Module):
         super().__init__()
         self.graph, self.units = graph, units
         self.of = (model,)
+
+    @property
+    def pointwise(self) -> bool:
+        """Whether some batch-norm could not be folded and stands alone."""
+        return any(isinstance(unit, ScaleShift) for unit in self.units)
+
+    def unfuse(self) -> None:
+        """Plain operations throughout, for a compiler to fuse."""
+        for unit in self.units:
+            if isinstance(unit, ConvUnit):
+                unit.fused = False
 
     def refresh(self) -> None:
         """Take over the model's weights and statistics."""
@@ -206,6 +219,8 @@ def fold(model: nn.Module, *, dtype: torch.dtype, fused: bool) -> Folded | None:
         graph = fx.GraphModule(model, _Tracer().trace(model))
     except Exception:  # whatever a foreign forward does that cannot be traced
         return None
+    if any(node.op == "get_attr" for node in graph.graph.nodes):  # a weight used outside of its layer
+        return None
     units: list[Unit] = []
     taken: set[nn.Module] = set()  # batch-norms folded away
     for node in list(graph.graph.nodes):
@@ -218,7 +233,7 @@ def fold(model: nn.Module, *, dtype: torch.dtype, fused: bool) -> Folded | None:
             after = _only_user(node)
             norm = _module(graph, after) if after is not None else None
             folded_norm = norm if isinstance(norm, nn.BatchNorm2d) and norm.track_running_stats else None
-            unit = ConvUnit(module, folded_norm, first=not any(isinstance(u, ConvUnit) for u in units), dtype=dtype)
+            unit = ConvUnit(module, folded_norm, first=not units, dtype=dtype)
             _become(graph, node, unit)
             if folded_norm is not None and after is not None:
                 _drop(graph, after, node)
@@ -232,7 +247,7 @@ def fold(model: nn.Module, *, dtype: torch.dtype, fused: bool) -> Folded | None:
             units.append(ScaleShift(module, dtype=dtype))
             _become(graph, node, units[-1])
         elif isinstance(module, nn.Linear):
-            units.append(Dense(module, dtype=dtype))
+            units.append(Dense(module, first=not units, dtype=dtype))
             _become(graph, node, units[-1])
         elif any(True for _ in module.parameters()):
             return None

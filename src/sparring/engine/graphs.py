@@ -23,7 +23,7 @@ class Captured:
                 work()
         torch.cuda.current_stream().wait_stream(side)
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, pool=pool):
+        with torch.cuda.graph(self.graph, pool=pool, stream=side):
             work()
 
     def __call__(self) -> None:

@@ -42,7 +42,8 @@ class PlainUpdate:
         loss = self.loss(self.model, x, x_adv, y)
         self.optimizer.zero_grad(set_to_none=True)
         torch.autograd.backward(loss)
-        self.bad = not bool(_finite(loss, self.model))
+        gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
+        self.bad = not bool(_finite(loss, gradients))
         if not self.bad:
             self.optimizer.step()
         return loss.detach()
@@ -119,13 +120,11 @@ class FastUpdate:
         return [*self.model.parameters(), *self.model.buffers(), *self.momenta, self.bad]
 
     def _step(self, model: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor) -> None:
-        for parameter in self.parameters:
-            parameter.grad = None
         with torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=self.half):
             loss = self.loss(model, x, x_adv, y)
-        torch.autograd.backward(loss)
-        skip = 1.0 - _finite(loss, self.model).float()
-        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        # Not backward(): it passes through nodes that remember the stream of an earlier step, which breaks the capture.
+        gradients = list(torch.autograd.grad(loss, self.parameters))
+        skip = 1.0 - _finite(loss, gradients).float()
         with torch.no_grad():
             torch._fused_sgd_(
                 self.parameters,
@@ -145,6 +144,5 @@ class FastUpdate:
             self.after()
 
 
-def _finite(loss: Tensor, model: nn.Module) -> Tensor:
-    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+def _finite(loss: Tensor, gradients: list[Tensor]) -> Tensor:
     return torch.isfinite(loss.detach() + torch.nn.utils.get_total_norm(gradients, foreach=True))

@@ -1,26 +1,23 @@
-"""The model that gradients and queries are taken from: the caller's own, or a bf16 copy made for speed.
+"""The model that gradients and queries are taken from: the caller's own, or a bf16 network made from it for speed.
 
-The copy lies in channels_last, its batch-norms are folded into the convolutions before them, its convolutions and dense
-layers compute in bf16, and its first layer stays in fp32 because bf16 would round a pixel near 1 to 1/256. It serves
-to find adversarial examples; what counts is judged by the caller's model (`verdict`). A model that cannot be copied
-runs itself under autocast. Works on the CPU too, where it is only slower.
+The network is the engine's: batch-norm folded away, the first layer seeing pixels at 16 bits. It serves to find
+adversarial examples; what counts is judged by the caller's model (`verdict`). A model that cannot be folded runs itself
+under autocast. Works on the CPU too, where it is only slower.
 """
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from sparring.attacks.setting import Model
+from sparring.engine.fold import fold
 
 Precision = Literal["fp32", "bf16"]
-_DENSE = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
 
 
 @contextmanager
@@ -36,41 +33,33 @@ def frozen(model: Model) -> Iterator[None]:
             parameter.requires_grad_(True)
 
 
-def gradient_model(
-    model: Model,
-    probe: Tensor,
-    *,
-    precision: Precision,
-    fold: bool = True,
-    first_in_full: bool = True,
-    compiled: bool = False,
-) -> Model:
-    """What to take gradients from. `model` is in eval mode; `probe` is a few of the images it will see.
-
-    `fold`, `first_in_full` and `compiled` are there to be measured (benchmarks/bench_evaluate.py).
-    """
+def gradient_model(model: Model, probe: Tensor, *, precision: Precision, compiled: bool = False) -> Model:
+    """What to take gradients from. `model` is in eval mode; `probe` is a few of the images it will see."""
     if precision == "fp32":
         return model
-    if not isinstance(model, nn.Module):
+    if not isinstance(model, nn.Module) or not _folds(model, probe):
         return _autocast(model)
+    # cuDNN's fused convolutions are as fast as compiled ones on a ResNet and need no compiling.
+    network = fold(model, dtype=torch.bfloat16, fused=probe.is_cuda and not compiled)
+    assert network is not None
+    return torch.compile(network, dynamic=True) if compiled else network
+
+
+@torch.no_grad()
+def _folds(model: nn.Module, probe: Tensor) -> bool:
+    """Whether folding keeps the function: tried on the probe, in the model's own precision."""
+    first = next(model.parameters(), None)
+    if first is None or probe.ndim != 4:
+        return False
+    network = fold(model, dtype=first.dtype, fused=False)
     try:
-        twin = copy.deepcopy(model).float()
-    except (RuntimeError, TypeError, AttributeError):  # weights that are not leaves, handles that cannot be copied
-        return _autocast(model)
-    twin.requires_grad_(False)
-    probe = probe.float()
-    if fold:
-        twin = folded(twin, probe)
-    twin = _halved(twin, probe, first_in_full=first_in_full)
-    if probe.is_cuda and probe.ndim == 4:
-        twin = twin.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    fast = _autocast(torch.compile(twin, dynamic=True) if compiled else twin)
-    try:  # a model may reach into its layers, and not find there what it expects
-        with torch.no_grad():
-            fast(probe)
-    except (RuntimeError, TypeError, AttributeError):
-        return _autocast(model)
-    return fast
+        if network is None:
+            return False
+        expected, found = model(probe.to(first.dtype)), network(probe.to(first.dtype))
+    except (RuntimeError, TypeError, AttributeError, ValueError):  # a traced model may not be the model
+        return False
+    near = 1e-3 * float(expected.abs().max())
+    return bool(torch.allclose(expected, found, rtol=1e-3, atol=near))
 
 
 def _autocast(model: Model) -> Model:
@@ -82,83 +71,3 @@ def _autocast(model: Model) -> Model:
         return out.to(x.dtype)
 
     return logits
-
-
-@torch.no_grad()
-def folded(model: nn.Module, probe: Tensor) -> nn.Module:
-    """A copy in which a batch-norm that alone reads a convolution is folded into it.
-
-    Which norm reads which convolution is watched on the probe. If something else reads it too (a shortcut), folding
-    changes the logits: every fold is tried on the probe, and taken back if it does.
-    """
-    twin, probe = copy.deepcopy(model), probe[:2]
-    names = {module: name for name, module in twin.named_modules()}
-    made: dict[int, tuple[nn.Module, Tensor]] = {}  # id of an output -> who made it; holding it keeps the id unique
-    pairs: list[tuple[nn.Module, nn.Module]] = []
-    calls: dict[nn.Module, int] = {}
-
-    def watch(module: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> None:
-        calls[module] = calls.get(module, 0) + 1
-        if isinstance(module, nn.Conv2d):
-            made[id(out)] = (module, out)
-        elif args and id(args[0]) in made:
-            pairs.append((made[id(args[0])][0], module))
-
-    wanted: list[nn.Module] = [module for module in names if isinstance(module, nn.Conv2d | nn.BatchNorm2d)]
-    before = _watched(twin, wanted, watch, probe)
-    near = 1e-3 * float(before.abs().max())
-    for convolution, norm in pairs:
-        assert isinstance(convolution, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d)
-        if calls[convolution] == calls[norm] == 1 and norm.track_running_stats:
-            _replace(twin, names[convolution], fuse_conv_bn_eval(convolution, norm))
-            _replace(twin, names[norm], nn.Identity())
-            if not torch.allclose(before, twin(probe), rtol=1e-3, atol=near):
-                _replace(twin, names[convolution], convolution)
-                _replace(twin, names[norm], norm)
-    return twin
-
-
-@torch.no_grad()
-def _halved(model: nn.Module, probe: Tensor, *, first_in_full: bool) -> nn.Module:
-    """Convolutions and dense layers in bf16, but for the first one called."""
-    called: list[nn.Module] = []
-    dense: dict[nn.Module, str] = {module: name for name, module in model.named_modules() if isinstance(module, _DENSE)}
-    _watched(model, list(dense), lambda module, args, out: called.append(module), probe)
-    if not called or dense[called[0]] == "":
-        return model
-    for module in dense:
-        if module is not called[0] and not list(module.children()):
-            module.to(torch.bfloat16)
-    if first_in_full:
-        _replace(model, dense[called[0]], _InFull(called[0]))
-    return model
-
-
-class _InFull(nn.Module):
-    """A layer in fp32 within autocast; what it gives is bf16, or the sums after it would all be fp32."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.autocast(x.device.type, enabled=False):
-            out: Tensor = self.inner(x.float())
-        return out.to(torch.bfloat16)
-
-
-def _watched(
-    model: nn.Module, modules: list[nn.Module], hook: Callable[[nn.Module, tuple[Tensor, ...], Tensor], None], x: Tensor
-) -> Tensor:
-    handles = [module.register_forward_hook(hook) for module in modules]
-    try:
-        out: Tensor = model(x)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return out
-
-
-def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
-    parent, _, last = name.rpartition(".")
-    setattr(model.get_submodule(parent), last, module)

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from sparring import engine, runs, train
+from tests.attacks.conftest import images, network
+from tests.engine.test_fold import Fickle
+
+
+def prepared(model: nn.Module, shape=(1, 6, 6), **changes) -> engine.Engine:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    given = {"batch": 8, "shape": shape, "classes": 4, "device": torch.device("cpu"), "half": False, "kind": "auto"}
+    return engine.prepare(model, optimizer, lambda m, x, x_adv, y: m(x).sum(), **(given | changes))
+
+
+def test_off_without_cuda_with_one_line_of_why():
+    made = prepared(network(), half=True)
+    assert isinstance(made.update, engine.PlainUpdate)
+    assert made.line == "engine: plain, fp32 (captured graphs and bf16 need CUDA)"
+    assert prepared(network(), kind="plain").line == "engine: plain, fp32 (as asked)"
+
+
+def test_a_model_that_cannot_be_traced_is_attacked_as_it_is():
+    model = Fickle().double().train()
+    made = prepared(model, shape=(1, 3, 3), kind="fast")
+    assert "cannot be traced" in made.line
+    x = torch.rand(3, 1, 3, 3, dtype=torch.float64)
+    torch.testing.assert_close(made.network(x), model(x))
+    assert model.training
+
+
+def test_the_network_stands_for_the_model():
+    model = network()
+    made = prepared(model, kind="fast")
+    x, _ = images(model, 5)
+    torch.testing.assert_close(made.network(x), model(x), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("objective", ["madry", "fat", "trades", "fat-trades", "mart", "standard"])
+def test_a_run_by_the_fast_engine_is_the_plain_run(tmp_path, small, objective):
+    """On the CPU the engine runs uncaptured; folding and fp32 learning rates leave differences of rounding only."""
+    config = replace(small, objective=objective, epochs=1, augment="none")
+    for kind in ("plain", "fast"):
+        train.train(config, tmp_path / kind, engine=kind, tensorboard=False)
+    one, other = (runs.read_metrics(tmp_path / kind)[0] for kind in ("plain", "fast"))
+    assert one["loss"] == pytest.approx(other["loss"], rel=1e-2)
+    assert one["backprops"] == pytest.approx(other["backprops"], rel=1e-2)
+    assert one["natural"] == pytest.approx(other["natural"], abs=0.06)
+    json.dumps(other)
+
+
+def test_a_fast_run_resumes_exactly(tmp_path, small):
+    train.train(small, tmp_path / "whole", engine="fast", tensorboard=False)
+    steps = iter(range(100))
+    with pytest.raises(train.Interrupted):
+        train.train(small, tmp_path / "parts", engine="fast", tensorboard=False, stop=lambda: next(steps) == 6)
+    train.train(small, tmp_path / "parts", engine="fast", tensorboard=False, resume=True)
+    one, other = (runs.open_run(tmp_path / name).last() for name in ("whole", "parts"))
+    assert one is not None and other is not None
+    assert all(torch.equal(one.tensors[key], other.tensors[key]) for key in one.tensors)

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from sparring import models
+from sparring.engine.fold import ConvUnit, Dense, ScaleShift, fold
+from tests.evaluation.test_fast import awake
+
+
+def build(name: str, dtype: torch.dtype = torch.float64) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        normalize = ([0.5] * 3, [0.2] * 3)
+        return awake(models.build(name, num_classes=10, size=(16, 16), normalize=normalize)).to(dtype)
+
+
+def images(dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    return torch.rand(4, 3, 16, 16, generator=torch.Generator().manual_seed(1), dtype=dtype)
+
+
+# Convolutions with a ReLU folded in, batch-norms that stand alone: a WRN normalises sums, which no convolution makes.
+NETWORKS = {"tiny_cnn": (3, 0), "small_cnn": (6, 0), "resnet18": (17, 0), "wrn-10-1": (3, 4), "wrn-16-2": (7, 6)}
+
+
+@pytest.mark.parametrize(("name", "kinds"), NETWORKS.items())
+def test_folding_keeps_function_and_gradient(name, kinds):
+    model, x = build(name), images().requires_grad_()
+    network = fold(model, dtype=torch.float64, fused=False)
+    assert network is not None
+    relus = sum(isinstance(unit, ConvUnit) and unit.relu for unit in network.units)
+    assert (relus, sum(isinstance(unit, ScaleShift) for unit in network.units)) == kinds
+    assert network.pointwise == (kinds[1] > 0)
+    one, other = model(x), network(x)
+    torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(*(torch.autograd.grad(z[:, 3].sum(), x)[0] for z in (one, other)), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_refresh_takes_over_what_training_changed(name):
+    model, x = build(name), images()
+    network = fold(model, dtype=torch.float64, fused=False)
+    assert network is not None
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    F.cross_entropy(model.train()(x), torch.arange(4)).backward()
+    optimizer.step()
+    model.eval()
+    with torch.no_grad():
+        assert not torch.allclose(network(x), model(x))
+        network.refresh()
+        torch.testing.assert_close(network(x), model(x), rtol=1e-10, atol=1e-10)
+
+
+def test_folding_leaves_the_model_alone():
+    model = build("resnet18")
+    before, keys = {k: v.clone() for k, v in model.state_dict().items()}, [n for n, _ in model.named_modules()]
+    fold(model, dtype=torch.bfloat16, fused=False)
+    assert [n for n, _ in model.named_modules()] == keys
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+
+
+def test_bf16_is_near_and_sees_pixels_at_16_bits():
+    model, x = build("resnet18", torch.float32), images(torch.float32)
+    network = fold(model, dtype=torch.bfloat16, fused=False)
+    assert network is not None
+    with torch.no_grad():
+        exact, near = model(x), network(x)
+    assert near.dtype == torch.float32
+    assert (near - exact).norm() / exact.norm() < 0.03
+    # Two pixels that bf16 alone cannot tell apart.
+    a, b = torch.full((1, 3, 16, 16), 0.9990), torch.full((1, 3, 16, 16), 0.9985)
+    assert torch.equal(a.bfloat16(), b.bfloat16())
+    first = next(unit for unit in network.units if isinstance(unit, ConvUnit))
+    assert not torch.equal(first(a.contiguous()), first(b.contiguous()))
+
+
+def test_a_convolution_that_others_read_is_not_folded():
+    class Forked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.norm, self.fc = nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2), nn.Linear(18, 3)
+
+        def forward(self, x):
+            h = self.conv(x)
+            return self.fc((h + F.relu(self.norm(h))).flatten(1))
+
+    with torch.random.fork_rng():
+        model = awake(Forked())
+    x = torch.rand(4, 1, 3, 3, generator=torch.Generator().manual_seed(0))
+    network = fold(model, dtype=torch.float32, fused=False)
+    assert network is not None
+    assert [type(unit) for unit in network.units] == [ConvUnit, ScaleShift, Dense]
+    torch.testing.assert_close(network(x), model(x), rtol=1e-5, atol=1e-5)
+
+
+class Fickle(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(9, 3)
+
+    def forward(self, x):
+        return self.fc(x.flatten(1)) if x.sum() > 0 else self.fc(-x.flatten(1))
+
+
+class Odd(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.fc = nn.GroupNorm(1, 1), nn.Linear(9, 3)
+
+    def forward(self, x):
+        return self.fc(self.norm(x).flatten(1))
+
+
+@pytest.mark.parametrize("model", [Fickle(), Odd()], ids=["control flow", "a layer not known"])
+def test_what_cannot_be_folded_is_refused(model):
+    assert fold(model, dtype=torch.float32, fused=False) is None

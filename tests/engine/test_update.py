@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from sparring.engine.update import FastUpdate, PlainUpdate
+from sparring.objectives import OBJECTIVES
+from tests.attacks.conftest import images, network
+
+
+def pair(name: str):
+    """A plain and a fast update of equal models."""
+    updates = []
+    loss = OBJECTIVES[name].loss
+    for kind in (PlainUpdate, FastUpdate):
+        model = network().train()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9, weight_decay=5e-4)
+
+        def of(m, x, x_adv, y):
+            return loss(m, x, x_adv, y, 6.0)
+
+        if kind is PlainUpdate:
+            updates.append((model, PlainUpdate(model, optimizer, of)))
+        else:
+            given = {"batch": 16, "shape": (1, 6, 6), "device": torch.device("cpu"), "half": False, "compiled": False}
+            fast = FastUpdate(model, optimizer, of, after=lambda: None, **given)
+            fast.x, fast.x_adv = fast.x.double(), fast.x_adv.double()
+            updates.append((model, fast))
+    return updates
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_fast_equals_plain(name):
+    (plain_model, plain), (fast_model, fast) = pair(name)
+    x, y = images(plain_model.eval(), 40)
+    plain_model.train()
+    for lr, rows in [(0.1, slice(0, 16)), (0.05, slice(16, 32)), (0.05, slice(32, 40)), (0.01, slice(0, 16))]:
+        batch = x[rows], (x[rows] + 0.01).clamp(0, 1), y[rows]
+        one, other = plain(*batch, lr), fast(*batch, lr)
+        torch.testing.assert_close(one.float(), other.float(), rtol=1e-6, atol=1e-7)
+    for a, b in zip(plain_model.state_dict().values(), fast_model.state_dict().values(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-8)  # the fast one keeps lr in fp32
+
+
+def test_what_is_not_finite_changes_no_weight():
+    for model, update in pair("madry"):
+        before = copy.deepcopy([parameter.detach() for parameter in model.parameters()])
+        x, y = images(model.eval(), 16)
+        model.train()
+        update(x, x * float("nan"), y, 0.1)
+        assert update.failed()
+        assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+def test_what_comes_after_an_update_is_done():
+    model = nn.Sequential(nn.Flatten(), nn.Linear(36, 4)).double()
+    done = []
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9)
+    given = {"batch": 8, "shape": (1, 6, 6), "device": torch.device("cpu"), "half": False, "compiled": False}
+    fast = FastUpdate(
+        model,
+        optimizer,
+        lambda m, x, x_adv, y: nn.functional.cross_entropy(m(x), y),
+        after=lambda: done.append(1),
+        **given,
+    )
+    fast.x, fast.x_adv = fast.x.double(), fast.x_adv.double()
+    x, y = torch.rand(8, 1, 6, 6, dtype=torch.float64), torch.arange(8) % 4
+    fast(x, x, y, 0.1)
+    fast(x[:3], x[:3], y[:3], 0.1)
+    assert len(done) == 2
