@@ -97,12 +97,16 @@ def open_run(folder: Path) -> Run:
     """The run in a folder; what a kill left half-written is swept away."""
     path = folder / CONFIG
     if not path.exists():
-        raise UserError(f"{folder} holds no run (no {CONFIG} in it).")
+        raise UserError(f"{folder} holds no run (no {CONFIG} in it). Check the path, or begin one with a recipe.")
     try:
         written = json.loads(path.read_text(encoding="utf-8"))
         found = config.from_json(written["config"])
-    except (json.JSONDecodeError, KeyError, UnicodeDecodeError):
-        raise UserError(f"{path} is damaged: it is not the JSON that a run writes.") from None
+    except UserError:
+        raise
+    except (ValueError, KeyError, TypeError, OSError):
+        raise UserError(
+            f"{path} is damaged: it is not the JSON that a run writes. Begin anew with --overwrite."
+        ) from None
     for leftover in folder.glob(".*.tmp"):
         leftover.unlink(missing_ok=True)
     return Run(folder, found, str(written.get("recipe", "")))
@@ -122,7 +126,10 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 def note_environment(folder: Path, device: torch.device) -> None:
     """Add this session's versions, hardware and command to environment.json."""
     path = folder / ENVIRONMENT
-    sessions = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    try:
+        sessions = list(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else []
+    except (ValueError, TypeError):
+        raise UserError(f"{path} is damaged. Delete it: only the record of earlier sessions is lost.") from None
     sessions.append({"started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **environment(device)})
     checkpoint.write_text(path, json.dumps(sessions, indent=2) + "\n")
 

@@ -136,7 +136,7 @@ def load(
     net.to_empty(device=device).load_state_dict(state, strict=True)
     notes = list(file.notes)
     if normalize is None and "model" not in file.facts:
-        notes.append("no normalisation: if it was trained on normalised images, give normalize=(mean, std).")
+        notes.append("no normalisation: if it was trained on normalised images, give their mean and std.")
     return Loaded(net.eval(), {**file.facts, "model": network.facts()}, tuple(notes))
 
 

@@ -6,7 +6,13 @@
 from __future__ import annotations
 
 import importlib
+import io
+import signal
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
 
 from sparring._version import __version__
 from sparring.errors import RunFailed, UserError, did_you_mean
@@ -35,8 +41,15 @@ Examples:
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit code."""
     words = sys.argv[1:] if argv is None else argv
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal that lacks a letter shows ? for it
+            stream.reconfigure(errors="replace")
     try:
-        return _dispatch(words)
+        with _terminable():
+            try:
+                return _dispatch(words)
+            finally:
+                sys.stdout.flush()  # a reader that has gone is noticed here, and not when Python ends
     except UserError as error:
         return _say(str(error), 2)
     except RunFailed as error:
@@ -44,8 +57,27 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _say("interrupted.", 1)
     except BrokenPipeError:  # `sparring recipes | head`
-        sys.stderr.close()
+        from sparring.cli.screen import let_go
+
+        let_go()
         return 0
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM is a Ctrl-C, so that what is half-done is cleared away; training has its own handlers within this."""
+    if threading.current_thread() is not threading.main_thread():  # only there can handlers be set
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
 
 
 def _dispatch(words: list[str]) -> int:
@@ -65,5 +97,6 @@ def _dispatch(words: list[str]) -> int:
 
 
 def _say(message: str, code: int) -> int:
-    print(f"sparring: {message}", file=sys.stderr)
+    with suppress(BrokenPipeError):  # `sparring train 2>&1 | head`: the exit code is all that is left to say
+        print(f"sparring: {message}", file=sys.stderr, flush=True)
     return code

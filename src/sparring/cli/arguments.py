@@ -35,6 +35,26 @@ def _fractions(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
 
 
 @_registry.primitive_rule
+def _whole_numbers(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+    if info.type is not int:
+        return None
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="INT",
+        instance_from_str=lambda words: _whole(words[0]),
+        is_instance=lambda value: isinstance(value, int) and not isinstance(value, bool),
+        str_from_instance=lambda value: [str(value)],
+    )
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise UserError(f"{text!r} is not a whole number. Write for example 30.") from None
+
+
+@_registry.primitive_rule
 def _schedules(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
     if info.type != schedules.Schedule:
         return None
@@ -67,17 +87,24 @@ def parse(kind: type[T], argv: list[str], *, prog: str, description: str, defaul
 
 def _one_line(box: str, prog: str) -> str:
     """The message inside tyro's box, and its first suggestion, as one line."""
-    lines = [line.strip("│╭╮╰╯ ").rstrip() for line in box.splitlines()]
+    lines = [line.strip("│╭╮╰╯ ") for line in box.splitlines()]
     sections: list[list[str]] = [[]]
-    for line in lines[1:-1]:
-        if set(line) <= {"─"}:
+    for line in lines[1:]:  # the first is the title
+        if line and set(line) <= {"─", "-"}:  # - where the terminal is not UTF-8
             sections.append([])
         elif line:
             sections[-1].append(line)
-    message = re.sub(r"\s+", " ", " ".join(sections[0])).strip()
-    message = re.sub(r"^Error parsing config[\w.]*: ", "", message)  # the error of a checked dataclass names its field
-    suggested = next((section for section in sections[1:] if section and section[0].startswith("Perhaps")), [])
+    sections = [section for section in sections if section]
+    # The error of a checked dataclass names its field itself.
+    message = re.sub(r"^Error parsing (config[\w.]*: )?", "", " ".join(sections[0]))
+    # Of a value that may be absent tyro tells why it is not None, and then what is wrong with it.
+    message = re.sub(r"no type matching .* - <class '\w+'>: ", "", message)
+    message = re.sub(r"^Missing from [^:]*: (\S+) (.*?)\.? \(required\).*", r"\1 is missing: \2", message)
+    if "Could not find valid parse" in message:
+        expected = next((section[1] for section in sections[1:] if section[0].startswith("Argument helptext")), "")
+        message = f"{message}. Expected {expected}"
+    suggested = next((section for section in sections[1:] if section[0].startswith("Perhaps")), [])
     # A list of look-alikes is cut to the first: it is the nearest.
-    flag = next((line.split()[0] for line in suggested[1:] if line.startswith("-")), "")
+    flag = next((line.split()[0].rstrip(",") for line in suggested[1:] if line.startswith("-")), "")
     hint = f" Did you mean {flag}?" if flag else ""
     return f"{message.rstrip('.')}.{hint} See `{prog} --help`."

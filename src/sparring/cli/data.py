@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
-from rich.console import Console
 from rich.table import Table
 
 from sparring import data
 from sparring.cli.arguments import parse
+from sparring.cli.screen import Screen
 from sparring.errors import UserError
 
 DESCRIPTION = """List the data sets, or fetch one.
@@ -44,7 +44,7 @@ def run(argv: list[str]) -> int:
         table = Table("data", "here", "where", "how to get it", box=None, pad_edge=False)
         for found in data.describe(root=options.root):
             table.add_row(found.name, "yes" if found.present else "no", found.where, found.how)
-        Console().print(table)
+        Screen().print(table)
         return 0
     if options.name is None:
         raise UserError(f"which data set? Write for example: sparring data fetch cifar10. {_FETCHABLE}")

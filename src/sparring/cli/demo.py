@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from rich.table import Table
 
 from sparring import runs
 from sparring.checkpoint import write_text
 from sparring.cli.arguments import parse
 from sparring.cli.progress import TrainingBar
+from sparring.cli.screen import Screen
 from sparring.cli.train import stopping
 from sparring.config import Config
 from sparring.data import Dataset, load
-from sparring.errors import UserError
+from sparring.errors import RunFailed
 from sparring.evaluation import evaluate
 from sparring.recipes import quickstart
 from sparring.report.page import Method, percent, write_page
@@ -56,7 +57,7 @@ def run(argv: list[str]) -> int:
     """The command."""
     options = parse(Options, argv, prog="sparring demo", description=DESCRIPTION)
     began = time.perf_counter()
-    data, console = load("digits"), Console()
+    data, console = load("digits"), Screen()
     console.print(
         f"Digits: {len(data.train)} training and {len(data.test)} test images, 8x8. "
         f"Attacks may move every pixel by {quickstart.EPS} of its range.",
@@ -73,7 +74,8 @@ def run(argv: list[str]) -> int:
                 methods.append(_measure(name, about, config, models[name], data, folder))
                 console.print(_line(methods[-1]), highlight=False, soft_wrap=True)
     except Interrupted:
-        raise UserError("the demo was interrupted. Start it again with: sparring demo") from None
+        again = shlex.join(["sparring", "demo", *argv])
+        raise RunFailed(f"the demo was interrupted. Start it again with: {again}") from None
     lead = verdict(methods[1], methods[2])
     page = options.out / "index.html"
     _write(page, lead, methods, models["FAT"], data, options)

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
-from rich.console import Console
 
-from sparring import data, schedules, weights
+from sparring import data, runs, schedules, weights
 from sparring.checkpoint import write_text
 from sparring.cli.arguments import parse
+from sparring.cli.screen import Screen
 from sparring.cli.train import pick_device
 from sparring.data import Dataset
-from sparring.errors import UserError
-from sparring.evaluation import PROTOCOLS, Result, evaluate
+from sparring.errors import RunFailed, UserError
+from sparring.evaluation import PROTOCOLS, evaluate
 from sparring.evaluation.protocols import find
 
 DESCRIPTION = """How well a model withstands attack. A killed evaluation, started again, continues where it was.
@@ -75,7 +76,7 @@ class Arguments:
 
 def run(argv: list[str]) -> int:
     """The command."""
-    asked = parse(Arguments, argv, prog="sparring evaluate", description=DESCRIPTION)
+    asked = _of_a_run(parse(Arguments, argv, prog="sparring evaluate", description=DESCRIPTION))
     find(asked.protocol)  # a misspelt name is told before anything is read
     if bool(asked.mean) != bool(asked.std):
         raise UserError("--mean and --std go together: one number per channel in each.")
@@ -94,6 +95,11 @@ def run(argv: list[str]) -> int:
     images = data.load(spec)
     _fit(loaded.facts["model"], images, asked.path)
     folder = asked.out or _folder(asked.path)
+    _make_folder(folder, "--out")
+    if asked.json:
+        _make_folder(asked.json.parent, "--json")
+        if asked.json.is_dir():
+            raise UserError(f"{asked.json} is a folder. Name a file: --json {asked.json / 'result.json'}.")
     try:
         result = evaluate(
             loaded.model,
@@ -114,12 +120,20 @@ def run(argv: list[str]) -> int:
             about={"model": str(asked.path), "facts": loaded.facts, "data": spec, "data_note": images.note},
         )
     except KeyboardInterrupt:
-        print("Stopped. The same command continues where it was.")
-        return 1
-    Console().print(result.table())
+        raise RunFailed("stopped. The same command continues where it was.") from None
+    Screen().print(result.table())
     for path in [folder / f"{_name(asked)}.json", *([asked.json] if asked.json else [])]:
-        _write(path, result)
+        write_text(path, result.to_json())
+        print(f"wrote {path}")
     return 0
+
+
+def _of_a_run(asked: Arguments) -> Arguments:
+    """The checkpoint of a run folder, named as a file, is the run's: other runs have files of the same name."""
+    for which in ("last", "best"):
+        if asked.path.name == f"{which}.safetensors" and (asked.path.parent / runs.CONFIG).is_file():
+            return replace(asked, path=asked.path.parent, which=which)
+    return asked
 
 
 def _fit(model: dict[str, object], images: Dataset, path: Path) -> None:
@@ -141,7 +155,10 @@ def _folder(path: Path) -> Path:
 def _name(asked: Arguments) -> str:
     """A file name that tells evaluations apart: the protocols, and what was not left as it is."""
     parts = ["+".join(asked.protocol)]
+    parts += [re.sub(r"[^\w.=]+", "-", asked.data)] if asked.data is not None else []
     parts += [f"eps{schedules.spell(asked.eps)}"] if asked.eps is not None else []
+    for name, values in (("mean", asked.mean), ("std", asked.std)):
+        parts += [name + "_".join(map(schedules.spell, values))] if values else []
     for name in ("limit", "seeds", "seed", "restarts", "precision", "which"):
         value = getattr(asked, name)
         if value != Arguments.__dataclass_fields__[name].default:
@@ -149,10 +166,9 @@ def _name(asked: Arguments) -> str:
     return "-".join(parts)
 
 
-def _write(path: Path, result: Result) -> None:
+def _make_folder(folder: Path, flag: str) -> None:
+    """Before the work, so that nothing is measured which cannot be kept."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"cannot make the folder {path.parent}: {error.strerror}. Choose another with --out.") from None
-    write_text(path, result.to_json())
-    print(f"wrote {path}")
+        raise UserError(f"cannot make the folder {folder}: {error.strerror}. Choose another with {flag}.") from None

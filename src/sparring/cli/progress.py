@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from sparring.cli.screen import Screen
 from sparring.config import Config
 
 _REFRESH = 0.5  # seconds between looks at the mean, which makes a GPU wait
@@ -30,7 +31,7 @@ class TrainingBar:
     """Watches a training. Where the output is no terminal only the epoch lines appear, if they are wanted."""
 
     def __init__(self, console: Console | None = None, *, title: str = "", lines: bool = True) -> None:
-        self.console = console or Console()
+        self.console = console or Screen()
         self.title, self.lines = title, lines
         self.progress: Progress | None = None
         self.looked = 0.0

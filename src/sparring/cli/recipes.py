@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import tyro
-from rich.console import Console
 from rich.table import Table
 
 from sparring import config, recipes
 from sparring.cli.arguments import parse
+from sparring.cli.screen import Screen
 
 DESCRIPTION = """List the recipes, or show one in full.
 
@@ -31,7 +31,7 @@ class Options:
 def run(argv: list[str]) -> int:
     """The command."""
     name = parse(Options, argv, prog="sparring recipes", description=DESCRIPTION).name
-    console = Console()
+    console = Screen()
     if name is None:
         table = Table("recipe", "what", "cost", "expect", box=None, pad_edge=False)
         for recipe in recipes.RECIPES.values():

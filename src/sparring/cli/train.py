@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shlex
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,10 +18,11 @@ import tyro
 from sparring import recipes, runs
 from sparring.cli.arguments import parse
 from sparring.cli.progress import TrainingBar
+from sparring.cli.screen import let_go
 from sparring.config import Config
 from sparring.data import load
 from sparring.engine import Kind
-from sparring.errors import UserError
+from sparring.errors import RunFailed, UserError
 from sparring.train import Interrupted, train
 
 DESCRIPTION = """Train a model by a recipe; any part of the recipe can be replaced.
@@ -60,8 +62,9 @@ def run(argv: list[str]) -> int:
     folder = options.out or Path("runs") / f"{recipe or 'run'}-seed{wanted.seed}"
     device = pick_device(options.device)
     data = load(wanted.data)
-    print(f"{wanted.objective} on {data.name} ({len(data.train)} images, {data.num_classes} classes) -> {folder}")
+    again = f"Continue with: {_again(folder, options)}"
     try:
+        print(f"{wanted.objective} on {data.name} ({len(data.train)} images, {data.num_classes} classes) -> {folder}")
         with stopping() as stop:
             train(
                 wanted,
@@ -77,27 +80,52 @@ def run(argv: list[str]) -> int:
                 engine=options.engine,
             )
     except Interrupted as interrupted:
-        print(f"{interrupted}. Continue with: sparring train --out {folder} --resume")
-        return 1
+        raise RunFailed(f"{interrupted}. {again}") from None
+    except KeyboardInterrupt:
+        raise RunFailed(f"interrupted at once; the steps since the last checkpoint are lost. {again}") from None
+    except BrokenPipeError:
+        let_go()
+        raise RunFailed(f"stopped, because nobody reads the output any more. {again}") from None
     _summary(folder)
     return 0
+
+
+def _again(folder: Path, options: Options) -> str:
+    """The command that continues a run where and how it was."""
+    words = ["sparring", "train", "--out", str(folder), "--resume"]
+    for name in ("device", "engine"):  # the folder does not keep these
+        value = getattr(options, name)
+        words += [f"--{name}", value] if value != "auto" else []
+    return shlex.join([*words, *([] if options.tensorboard else ["--no-tensorboard"])])
 
 
 def _options(argv: list[str]) -> tuple[str, Options]:
     """The recipe's name and what the command line makes of it. Without a recipe, the one of the run to resume."""
     if argv and not argv[0].startswith("-"):
         recipe, rest = argv[0], argv[1:]
-        base = recipes.find(recipe).config
+        base, prog = recipes.find(recipe).config, f"sparring train {recipe}"
+    elif {"-h", "--help"} & set(argv):
+        recipe, base, rest, prog = "", Config(), argv, "sparring train RECIPE"
     else:
-        recipe, base, rest = "", Config(), argv
-        out = _value_of("--out", argv)
-        if "--resume" in argv and out is not None:
-            found = runs.open_run(Path(out))
-            recipe, base = found.recipe, found.config
-        elif not {"-h", "--help"} & set(argv):
-            raise UserError("which recipe? Write for example: sparring train fat-digits. All: sparring recipes.")
-    prog = f"sparring train {recipe}".rstrip()
-    return recipe, parse(Options, rest, prog=prog, description=DESCRIPTION, default=Options(base))
+        found = _to_resume(argv)
+        recipe, base, rest, prog = found.recipe, found.config, argv, f"sparring train {found.recipe}".rstrip()
+    options = parse(Options, rest, prog=prog, description=DESCRIPTION, default=Options(base))
+    if options.resume and options.overwrite:
+        raise UserError("--resume continues a run and --overwrite replaces it. Give one of them.")
+    return recipe, options
+
+
+def _to_resume(argv: list[str]) -> runs.Run:
+    """The run that a command line without a recipe means."""
+    out = _value_of("--out", argv)
+    if "--resume" in argv and out is not None:
+        return runs.open_run(Path(out))
+    if "--resume" in argv:
+        raise UserError("which run? Name its folder: sparring train --out runs/fat-digits-seed0 --resume.")
+    later = next((word for word in argv if word in recipes.RECIPES), None)
+    if later is not None:
+        raise UserError(f"the recipe goes first, then the options: sparring train {later} ...")
+    raise UserError("which recipe? Write for example: sparring train fat-digits. All: sparring recipes.")
 
 
 def _value_of(flag: str, argv: list[str]) -> str | None:
@@ -161,4 +189,4 @@ def _summary(folder: Path) -> None:
             f"{name}: epoch {record['epoch']}, validation natural {record['natural']:.1%}, "
             f"PGD-10 {record['pgd10']:.1%}  ({folder / f'{name}.safetensors'})"
         )
-    print(f"Now measure it on test data: sparring evaluate {folder}")
+    print(f"Now measure it on test data: {shlex.join(['sparring', 'evaluate', str(folder)])}")

@@ -110,7 +110,7 @@ class FastUpdate:
 
     def _capture(self) -> None:
         """Warm up and capture, then put everything back that the warm-up has moved."""
-        kept = [tensor.clone() for tensor in self._moved()]
+        kept = [tensor.detach().clone() for tensor in self._moved()]  # attached, they would tie autograd to this stream
         self.graph = Captured(lambda: self._step(self.forward, self.x, self.x_adv, self.y), self.pool)
         with torch.no_grad():
             for tensor, before in zip(self._moved(), kept, strict=True):
