@@ -103,7 +103,7 @@ def open_run(folder: Path) -> Run:
         found = config.from_json(written["config"])
     except UserError:
         raise
-    except (ValueError, KeyError, TypeError, OSError):
+    except (ValueError, KeyError, TypeError, AttributeError, OSError):
         raise UserError(
             f"{path} is damaged: it is not the JSON that a run writes. Begin anew with --overwrite."
         ) from None

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import re
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import tyro
@@ -74,8 +76,9 @@ def parse(kind: type[T], argv: list[str], *, prog: str, description: str, defaul
         UserError: in one line, for a flag or value that is not allowed.
     """
     box = io.StringIO()
+    helps = {"-h", "--help"} & set(argv)
     try:
-        with _registry, contextlib.redirect_stderr(box):
+        with _registry, contextlib.redirect_stderr(box), contextlib.nullcontext() if helps else _unwrapped():
             if default is None:
                 return tyro.cli(kind, args=argv, prog=prog, description=description)
             return tyro.cli(kind, args=argv, prog=prog, description=description, default=default)
@@ -83,6 +86,19 @@ def parse(kind: type[T], argv: list[str], *, prog: str, description: str, defaul
         if leaving.code in (0, None):
             raise
         raise UserError(_one_line(box.getvalue(), prog)) from None
+
+
+@contextlib.contextmanager
+def _unwrapped() -> Iterator[None]:
+    """A terminal so wide that tyro wraps nothing: it would also cut words, which cannot be joined again."""
+    before = os.environ.get("COLUMNS")
+    os.environ["COLUMNS"] = "100000"
+    try:
+        yield
+    finally:
+        os.environ.pop("COLUMNS")
+        if before is not None:
+            os.environ["COLUMNS"] = before
 
 
 def _one_line(box: str, prog: str) -> str:
@@ -99,7 +115,8 @@ def _one_line(box: str, prog: str) -> str:
     message = re.sub(r"^Error parsing (config[\w.]*: )?", "", " ".join(sections[0]))
     # Of a value that may be absent tyro tells why it is not None, and then what is wrong with it.
     message = re.sub(r"no type matching .* - <class '\w+'>: ", "", message)
-    message = re.sub(r"^Missing from [^:]*: (\S+) (.*?)\.? \(required\).*", r"\1 is missing: \2", message)
+    if message.startswith("Missing from"):
+        message = f"{sections[0][1]} is missing: {sections[0][2].removesuffix(' (required)')}"
     if "Could not find valid parse" in message:
         expected = next((section[1] for section in sections[1:] if section[0].startswith("Argument helptext")), "")
         message = f"{message}. Expected {expected}"

@@ -88,7 +88,7 @@ def hold_out(split: Split, count: int, *, seed: int) -> tuple[Split, Split]:
     if not 0 <= count <= most:
         raise UserError(
             f"cannot hold out {count} of {len(split)} images: every class keeps at least one. "
-            f"Choose a count from 0 to {max(most, 0)}."
+            f"Choose a count from 0 to {max(most, 0)}; in training with --validation."
         )
     held = torch.zeros(len(split), dtype=torch.bool)
     for label, quota in enumerate(_quotas(sizes, count)):

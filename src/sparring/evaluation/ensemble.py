@@ -20,7 +20,7 @@ from sparring.evaluation.protocols import Settings
 from sparring.evaluation.result import Run
 from sparring.evaluation.store import Ledger
 from sparring.evaluation.subject import Subject
-from sparring.evaluation.verdict import exact, stands
+from sparring.evaluation.verdict import stands
 
 Task = Callable[[str, int], Callable[[int], None]]  # (what, how many) -> advance(by)
 
@@ -39,6 +39,7 @@ def run_autoattack(
     version: Version = "rand" if is_stochastic(subject.model, probe) else "standard"
     standing = natural.clone()
     after: dict[str, float] = {}
+    took: dict[str, float] = {}
     again, seconds = 0, 0.0
     for part in parts(version, classes=subject.classes):
         ledger = ledger_of(part)
@@ -58,8 +59,9 @@ def run_autoattack(
             advance(len(done))
         standing &= ledger.stands
         seconds += ledger.seconds
+        took[part] = ledger.seconds
         after[part] = float(standing.double().mean())
-    detail = {"version": version, "accuracy_after": after, "retried_in_fp32": again}
+    detail = {"version": version, "accuracy_after": after, "seconds": took, "retried_in_fp32": again}
     return Run(seed, standing, seconds), detail
 
 
@@ -67,16 +69,15 @@ def _judge(
     subject: Subject, part: str, x: Tensor, y: Tensor, *, eps: float, version: Version, seed: int
 ) -> tuple[Tensor, int]:
     """Whether each example stands this part, and how many had to be attacked again in fp32."""
-    with exact(x.device):
-        found = attack_part(part, subject.fast, x, y, eps=eps, version=version, seed=seed)
-        right = stands(subject.model, found.x_adv, y)
-        if subject.fast is subject.model:
-            return right, 0
-        skipped = ~stands(subject.fast, x, y)
-        doubtful = torch.nonzero(right & (found.claimed | skipped))[:, 0]
-        if len(doubtful):
-            # Smaller pieces: fp32 needs twice the memory that the batch was sized by.
-            for piece in torch.split(doubtful, max(1, subject.batch // 2)):
-                again = attack_part(part, subject.model, x[piece], y[piece], eps=eps, version=version, seed=seed)
-                right[piece] = stands(subject.model, again.x_adv, y[piece])
-        return right, len(doubtful)
+    found = attack_part(part, subject.fast, x, y, eps=eps, version=version, seed=seed)
+    right = stands(subject.model, found.x_adv, y)
+    if subject.fast is subject.model:
+        return right, 0
+    skipped = ~stands(subject.fast, x, y)
+    doubtful = torch.nonzero(right & (found.claimed | skipped))[:, 0]
+    if len(doubtful):
+        # Smaller pieces: fp32 needs twice the memory that the batch was sized by.
+        for piece in torch.split(doubtful, max(1, subject.batch // 2)):
+            again = attack_part(part, subject.model, x[piece], y[piece], eps=eps, version=version, seed=seed)
+            right[piece] = stands(subject.model, again.x_adv, y[piece])
+    return right, len(doubtful)

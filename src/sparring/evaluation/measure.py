@@ -33,7 +33,7 @@ from sparring.evaluation.protocols import Planned, Protocol, Settings, find, pla
 from sparring.evaluation.result import WORST, Record, Result, Run
 from sparring.evaluation.store import Store, open_store
 from sparring.evaluation.subject import Subject, prepare
-from sparring.evaluation.verdict import exact, stands
+from sparring.evaluation.verdict import stands
 
 _NATURAL = Settings(eps=0.0, loss="")
 _DOUBTED = 256  # images that the self-checks look at
@@ -162,9 +162,8 @@ def _after_climb(subject: Subject, s: Settings, starts: Starts, x: Tensor, y: Te
     """Whether each example is right at the final iterate."""
     begin = starts(x, rows)
     loss: Any = s.loss
-    with exact(x.device):
-        x_adv = climb(subject.fast, x, y, begin, eps=s.eps, step_size=s.step_size, steps=s.steps, loss=loss)
-        return stands(subject.model, x_adv, y)
+    x_adv = climb(subject.fast, x, y, begin, eps=s.eps, step_size=s.step_size, steps=s.steps, loss=loss)
+    return stands(subject.model, x_adv, y)
 
 
 def _autoattack(

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from sparring.data import load
+
+
+def test_the_list_says_what_is_here_and_how_to_get_the_rest(sparring, monkeypatch, tmp_path):
+    monkeypatch.setenv("COLUMNS", "200")
+    for words in ([], ["list"]):
+        said = sparring("data", *words, "--root", tmp_path)
+        assert said.code == 0
+        rows = {line.split()[0]: line for line in said.out.splitlines()}
+        assert rows["digits"].split()[1] == "yes" and rows["cifar10"].split()[1] == "no"
+        assert "sparring data fetch cifar10" in rows["cifar10"] and "folder:PATH" in rows
+
+
+def test_fetching_from_what_the_user_has(sparring, tmp_path):
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 256, (20, 32, 32, 3), dtype=np.uint8), np.arange(20) % 10
+    np.savez(tmp_path / "mine.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    said = sparring("data", "fetch", "svhn", "--source", "mine.npz", "--root", "kept")
+    assert said.code == 0 and said.out.startswith("svhn is here: kept/")
+    assert len(load("svhn", root=tmp_path / "kept").train) == 20
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["ftech", "cifar10"], ["'ftech'", "('list', 'fetch')"]),
+        (["fetch"], ["which data set?", "sparring data fetch cifar10", "cifar10, svhn"]),
+        (["fetch", "cifar"], ["unknown data set to fetch 'cifar'", "Did you mean 'cifar10'?"]),
+        (["fetch", "digits"], ["digits needs no fetching"]),
+        (["fetch", "cifar10", "--source", "none.tar.gz"], ["no such file or folder: none.tar.gz"]),
+        (["fetch", "cifar10", "--source", "cut.tar.gz"], ["is not a whole tar archive", "download it again"]),
+        (["fetch", "svhn", "--source", "."], ["train_32x32.mat"]),
+        (["fetch", "cifar10", "--source", "cut.tar.gz", "--root", "cut.tar.gz"], ["cannot write cut.tar.gz/"]),
+        (["fetch", "cifar10", "svhn"], ["svhn"]),
+    ],
+)
+def test_what_the_user_can_mend(sparring, tmp_path, monkeypatch, words, says):
+    monkeypatch.setenv("SPARRING_DATA", str(tmp_path / "kept"))
+    (tmp_path / "cut.tar.gz").write_bytes(b"\x1f\x8b cut")
+    sparring("data", *words).mends(*says)
+    assert not list(tmp_path.glob("kept/*/*"))

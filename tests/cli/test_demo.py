@@ -1,0 +1,84 @@
+"""`sparring demo`, shortened to one epoch."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+
+import pytest
+import torch
+
+import sparring as library
+from sparring.cli import demo
+from sparring.report.page import Method
+
+
+def test_the_demo(sparring, tmp_path):
+    said = sparring("demo", "--epochs", "1", "--seed", "1", "--out", "a demo")
+    assert said.code == 0 and said.err == ""
+    for word in ("Standard", "Madry", "FAT", *demo.ATTACKS, "mean BPs", "seconds", "a demo/index.html"):
+        assert word in said.out
+    assert "Friendly training is" in said.out
+    page = (tmp_path / "a demo" / "index.html").read_text(encoding="utf-8")
+    assert page.lower().startswith("<!doctype html>")
+    assert "<svg" in page and 'src="http' not in page and "<link" not in page  # self-contained
+    told = json.loads((tmp_path / "a demo" / "demo.json").read_text())
+    assert told["seed"] == 1 and told["n"] == 450 and set(told["methods"]) == {"Standard", "Madry", "FAT"}
+    assert told["methods"]["Standard"]["backprops"] == 0 and told["methods"]["Madry"]["backprops"] == 10
+    assert 0 < told["methods"]["FAT"]["backprops"] < 10
+    assert library.load_model(tmp_path / "a demo" / "fat")(torch.rand(1, 1, 8, 8)).shape == (1, 10)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--epochs", "0"], "epochs must be at least 1, got 0"),
+        (["--epochs", "few"], "--epochs: 'few' is not a whole number"),
+        (["--seed", "-1"], "seed must be at least 0"),
+        (["--out", "file"], "cannot make the folder file/standard"),
+        (["--eps", "0.1"], "--eps"),
+    ],
+)
+def test_what_the_user_can_mend(sparring, tmp_path, words, says):
+    (tmp_path / "file").write_text("")
+    sparring("demo", *words).mends(says)
+
+
+def test_an_interrupted_demo_failed_and_says_how_to_start_it_again(sparring, monkeypatch):
+    really = demo.train
+
+    def train(*args, **kwargs):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return really(*args, **kwargs)
+
+    monkeypatch.setattr(demo, "train", train)
+    words = ["--out", "my demo", "--epochs", "1"]
+    said = sparring("demo", *words)
+    assert said.code == 1
+    said.one_line("the demo was interrupted", f"Start it again with: {shlex.join(['sparring', 'demo', *words])}")
+
+
+@pytest.mark.parametrize(
+    ("natural", "robust", "says"),
+    [
+        ((0.9, 0.95), (0.5, 0.6), ["is more accurate", "PGD-20 better"]),
+        ((0.9, 0.85), (0.6, 0.5), ["is less accurate", "PGD-20 worse"]),
+        ((0.9, 0.9), (0.5, 0.5), ["is as accurate", "PGD-20 as well"]),
+    ],
+)
+def test_the_verdict_says_which_way_it_fell(natural, robust, says):
+    madry, fat = (
+        Method(
+            name="",
+            about="",
+            accuracies={"Natural": natural[i], "PGD-20": robust[i]},
+            backprops=10.0 - i,
+            seconds=1.0,
+            history=[],
+        )
+        for i in (0, 1)
+    )
+    sentence = demo.verdict(madry, fat)
+    assert all(part in sentence for part in [*says, "9.0 instead of 10.0"])

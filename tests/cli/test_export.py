@@ -1,0 +1,37 @@
+"""`sparring export` as a command; the files it writes are tested in tests/test_weights.py."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import sparring as library
+
+
+def test_an_export_loads_as_it_says(sparring, finished, tmp_path):
+    said = sparring("export", finished, "--out", "an export")
+    assert said.code == 0 and said.err == ""
+    assert "wrote an export/run-last.safetensors" in said.out and "wrote an export/run-last.pt" in said.out
+    x = torch.rand(3, 1, 8, 8)
+    lines = [line.strip() for line in said.out.splitlines() if line.startswith("    ")]
+    told = {"x": x, "torch": torch, "net": library.load_model(finished, which="best")}
+    exec("\n".join(lines), told)  # the lines it prints, pasted
+    expected = library.load_model(finished)(x)
+    assert torch.equal(told["logits"], expected) and torch.equal(told["net"](x), expected)
+    assert sparring("export", finished, "--out", "an export").code == 0  # its own files may be replaced
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ([], ["PATH is missing"]),
+        (["none"], ["there is no checkpoint at none"]),
+        (["RUN", "--which", "worst"], ["'worst'", "('last', 'best')"]),
+        (["RUN", "--out", "file"], ["cannot make the folder file", "--out"]),
+        (["text.pth"], ["text.pth is a text file"]),
+    ],
+)
+def test_what_the_user_can_mend(sparring, finished, tmp_path, words, says):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "text.pth").write_text("epoch,loss\n1,2.5\n2,1.5\n")
+    sparring("export", *[finished if word == "RUN" else word for word in words]).mends(*says)

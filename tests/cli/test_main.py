@@ -1,0 +1,132 @@
+"""Dispatch, exit codes, readers and terminals that are not what one hopes for."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from sparring import cli
+from sparring.cli import COMMANDS
+from sparring.errors import RunFailed, UserError
+
+from .conftest import start
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["-h"], ["help"]])
+def test_usage_names_every_command(sparring, words):
+    said = sparring(*words)
+    assert said.code == 0 and said.err == ""
+    for name in COMMANDS:
+        assert re.search(rf"^  {name} ", said.out, re.MULTILINE)
+    assert "Examples:" in said.out
+
+
+def test_version(sparring):
+    assert re.fullmatch(r"sparring \d+\.\d+\S*\n", sparring("--version").out)
+
+
+def test_a_misspelt_command(sparring):
+    sparring("tarin").mends("unknown command 'tarin'", "Did you mean 'train'?", "Known: demo, train")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_explains_itself_with_an_example(sparring, name):
+    said = sparring(name, "--help")
+    assert said.code == 0 and said.err == ""
+    assert said.out.startswith(f"usage: sparring {name}")
+    assert re.search(r"Examples?:", said.out) and f"sparring {name}" in said.out.partition("Example")[2]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_refuses_a_flag_it_does_not_know(sparring, name, finished):
+    needed = {"train": ["fat-digits"], "evaluate": [finished], "export": [finished]}.get(name, [])
+    sparring(name, *needed, "--no-such-flag", "3").mends("--no-such-flag", f"See `sparring {name}")
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (UserError("eps is 8. Write 8/255."), 2, "sparring: eps is 8. Write 8/255.\n"),
+        (RunFailed("the loss is not finite."), 1, "sparring: the loss is not finite.\n"),
+        (KeyboardInterrupt(), 1, "sparring: interrupted.\n"),
+    ],
+)
+def test_errors_become_a_line_and_a_code(sparring, monkeypatch, error, code, line):
+    def fail(words):
+        raise error
+
+    monkeypatch.setattr(cli, "_dispatch", fail)
+    said = sparring("train")
+    assert (said.code, said.out, said.err) == (code, "", line)
+
+
+def test_a_bug_keeps_its_traceback(sparring, monkeypatch):
+    def fail(words):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(cli, "_dispatch", fail)
+    with pytest.raises(ZeroDivisionError):
+        sparring("train")
+
+
+def test_sigterm_interrupts_any_command_and_its_handler_goes_again(sparring, monkeypatch):
+    def wait(words):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(5)
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(cli, "_dispatch", wait)
+    said = sparring("data")
+    assert (said.code, said.err) == (1, "sparring: interrupted.\n")
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_thread_may_call_it(sparring):
+    codes = []
+    thread = threading.Thread(target=lambda: codes.append(cli.main(["--version"])))
+    thread.start()
+    thread.join()
+    assert codes == [0]
+
+
+def test_help_does_not_wait_for_torch():
+    """It answers in a twentieth of a second, where torch takes more than one."""
+    code = "import sys; from sparring.cli import main; main(['--help']); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL).returncode == 0
+
+
+@pytest.mark.parametrize("words", [["--help"], ["recipes"], ["recipes", "fat-digits"], ["data", "--help"]])
+def test_a_reader_that_goes_away_is_no_error(tmp_path, words):
+    """`sparring recipes | true`."""
+    child = start(*words, cwd=tmp_path)
+    assert child.stdout is not None and child.stderr is not None
+    child.stdout.close()
+    assert (child.stderr.read(), child.wait()) == ("", 0)
+    child.stderr.close()
+
+
+def test_an_error_nobody_reads_keeps_its_code(tmp_path):
+    """`sparring tarin 2>&1 | true`."""
+    child = start("tarin", cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert child.stdout is not None
+    child.stdout.close()
+    assert child.wait() == 2
+
+
+def test_a_terminal_that_knows_ascii_only(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    monkeypatch.setenv("COLUMNS", "60")  # so narrow that rich shortens words with an ellipsis
+    listed = start("recipes", cwd=tmp_path)
+    out, err = listed.communicate()
+    assert listed.returncode == 0 and "fat-digits" in out and err == ""
+    refused = start("recipes", "--nam", "x", cwd=tmp_path)
+    _, err = refused.communicate()
+    assert refused.returncode == 2
+    assert err == "sparring: Unrecognized options: --nam, x. See `sparring recipes --help`.\n"

@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from sparring import config
+from sparring.recipes import RECIPES
+
+
+def test_the_list_names_every_recipe(sparring, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    said = sparring("recipes")
+    assert said.code == 0
+    assert {line.split()[0] for line in said.out.splitlines() if line} >= set(RECIPES)
+    assert "sparring train NAME" in said.out
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_one_in_full_is_its_configuration(sparring, name):
+    said = sparring("recipes", name)
+    assert said.code == 0 and f"run it: sparring train {name}\n" in said.out
+    shown = json.loads(said.out[said.out.index("{") :])
+    assert config.from_json(shown) == RECIPES[name].config
+
+
+def test_names_that_are_none(sparring):
+    sparring("recipes", "fat-cifar").mends("unknown recipe 'fat-cifar'", "Did you mean", "Known: fat-cifar10-resnet18")
+    sparring("recipes", "fat-digits", "madry-digits").mends("madry-digits")

@@ -1,0 +1,257 @@
+"""`sparring train`: recipes and overrides, run folders, own images, a clean stop."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+import sparring as library
+from sparring import runs
+from sparring.cli import train as command
+from sparring.cli.train import Flag, pick_device, stopping
+from sparring.errors import UserError
+from sparring.recipes import find
+from sparring.schedules import constant
+from tests.test_train import same_run
+
+from .conftest import QUICK, start, write_images
+
+# Ten short epochs: time enough to be stopped in the middle.
+LONG = [*QUICK, "--epochs", "10", "--batch-size", "64"]
+
+
+def test_a_recipe_with_overrides(sparring, tmp_path):
+    given = ["--attack.eps", "8/255", "--attack.tau", "0,1@50%", "--lr", "one-cycle:0.05", "--seed", "3"]
+    said = sparring("train", *QUICK, *given)
+    assert said.code == 0 and said.err == ""
+    folder = Path("runs/fat-digits-seed3")  # unless --out says otherwise
+    assert f"-> {folder}" in said.out and "epoch   2 " in said.out
+    assert said.out.endswith(f"Now measure it on test data: sparring evaluate {folder}\n")
+    run = runs.open_run(folder)
+    assert run.recipe == "fat-digits" and run.config.seed == 3 and run.config.epochs == 2
+    assert run.config.attack.eps == constant(8 / 255)
+    assert run.config.validation_eps == find("fat-digits").config.validation_eps
+    records = runs.read_metrics(folder)
+    assert [record["tau"] for record in records] == [0, 1]
+    last = records[-1]
+    assert f"last: epoch 2, validation natural {last['natural']:.1%}, PGD-10 {last['pgd10']:.1%}" in said.out
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ([], ["which recipe?", "sparring train fat-digits", "sparring recipes"]),
+        (["--epochs", "3", "fat-digits"], ["the recipe goes first", "sparring train fat-digits ..."]),
+        (["fat-digit"], ["unknown recipe 'fat-digit'", "Did you mean 'fat-digits'?"]),
+        (["fat-digits", "--epoch", "3"], ["--epoch, 3", "Did you mean --epochs?"]),
+        (["fat-digits", "--epochs", "0"], ["epochs must be at least 1, got 0"]),
+        (["fat-digits", "--epochs", "many"], ["--epochs: 'many' is not a whole number"]),
+        (["fat-digits", "--seed", "-1"], ["seed must be at least 0, got -1"]),
+        (["fat-digits", "--batch-size", "0"], ["batch_size must be at least 1"]),
+        (["fat-digits", "--momentum", "1"], ["momentum must lie in [0, 1)"]),
+        (["fat-digits", "--lr", "-1"], ["lr must be finite and positive"]),
+        (["fat-digits", "--lr", "0.1,0.01"], ["write for example 0.1,0.01@60"]),
+        (["fat-digits", "--attack.eps", "8"], ["attack.eps must lie in (0, 1], got 8.0", "write 8/255"]),
+        (["fat-digits", "--attack.eps", "nan"], ["eps must lie in (0, 1], got nan"]),
+        (["fat-digits", "--attack.steps", "0"], ["steps must be a whole number of at least 1"]),
+        (["fat-digits", "--objective", "fatt"], ["'fatt'", "'fat-trades'"]),
+        (["fat-digits", "--model", "resnet"], ["unknown model 'resnet'", "Did you mean 'resnet18'?"]),
+        (["fat-digits", "--model", "wrn-33-10"], ["got 33", "32 or 34"]),
+        (["fat-digits", "--data", "digit"], ["unknown data source 'digit'", "Did you mean 'digits'?"]),
+        (["fat-digits", "--data", "folder:none"], ["no such folder: none"]),
+        (["fat-digits", "--data", "npz:none.npz"], ["no such file: none.npz"]),
+        (["fat-digits", "--validation", "5000"], ["cannot hold out 5000 of 1347", "--validation"]),
+        (["fat-digits", "--device", "gpu"], ["unknown device 'gpu'", "auto, cpu, cuda or cuda:N"]),
+        (["fat-digits", "--device", "cuda:99"], ["'cuda:99' is not here", "--device cpu"]),
+        (["fat-digits", "--resume", "--overwrite"], ["Give one of them"]),
+        (["--resume"], ["which run?", "--out"]),
+        (["--resume", "--out", "nothing"], ["nothing holds no run", "Check the path"]),
+        (["--resume", "--out=nothing"], ["nothing holds no run"]),
+    ],
+)
+def test_what_the_user_can_mend(sparring, tmp_path, words, says):
+    sparring("train", *words).mends(*says)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("out", "says"),
+    [
+        ("file", "cannot make the folder file: File exists. Choose another with --out."),
+        ("file/run", "cannot make the folder file/run: Not a directory."),
+        ("/proc/none/run", "cannot make the folder /proc/none/run"),  # not writable for anybody, root included
+        ("thesis", "thesis exists and is not a run folder. Choose another with --out."),
+    ],
+)
+def test_folders_that_cannot_be_used(sparring, tmp_path, out, says):
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "draft.tex").write_text("mine")
+    for more in ([], ["--overwrite"]):
+        sparring("train", *QUICK, "--out", out, *more).mends(says)
+    assert (tmp_path / "file").read_text() == (tmp_path / "thesis" / "draft.tex").read_text() == "mine"
+
+
+def test_a_run_is_kept_unless_it_is_given_up(sparring, finished, tmp_path):
+    folder = Path(shutil.copytree(finished, tmp_path / "run"))
+    before = (folder / runs.LAST).read_bytes()
+    sparring("train", *QUICK, "--out", folder).mends("already holds a run", "--resume", "--out", "--overwrite")
+    sparring("train", *QUICK, "--out", folder, "--resume", "--epochs", "3").mends("configuration (epochs 2 -> 3)")
+    sparring("train", "--out", folder, "--resume", "--seed", "4").mends("another configuration (seed 0 -> 4)")
+    sparring("train", "madry-digits", "--out", folder, "--resume").mends("objective fat -> madry")
+    assert (folder / runs.LAST).read_bytes() == before
+    assert sparring("train", *QUICK, "--out", folder, "--overwrite", "--seed", "4").code == 0
+    assert runs.open_run(folder).config.seed == 4
+
+
+def test_resuming_a_finished_run_says_so_and_changes_nothing(sparring, finished, tmp_path):
+    folder = Path(shutil.copytree(finished, tmp_path / "run"))
+    said = sparring("train", "--out", folder, "--resume")
+    assert said.code == 0 and "last: epoch 2," in said.out
+    same_run(finished, folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        (runs.CONFIG, b"{", "is damaged"),
+        (runs.CONFIG, b"[]", "is damaged"),
+        (runs.CONFIG, b'{"config": 3}', "is damaged"),
+        (runs.CONFIG, b'{"config": {"attack": 3}}', "is damaged"),
+        (runs.CONFIG, b'{"config": {"colour": 3}}', "not written by this version"),
+        (runs.CONFIG, b"\xff\xfe", "is damaged"),
+        (runs.ENVIRONMENT, b"{", "is damaged. Delete it"),
+        (runs.ENVIRONMENT, b"3", "is damaged. Delete it"),
+        (runs.LAST, b"", "not a whole safetensors file"),
+        (runs.LAST, b"half", "not a whole safetensors file"),
+    ],
+)
+def test_a_damaged_run_is_told(sparring, finished, tmp_path, name, content, says):
+    folder = Path(shutil.copytree(finished, tmp_path / "run"))
+    (folder / name).write_bytes(content)
+    sparring("train", "--out", folder, "--resume").mends(says)
+
+
+def test_a_loss_that_is_not_finite_is_a_failed_run(sparring, tmp_path):
+    said = sparring("train", *QUICK, "--lr", "1e30", "--out", "run")
+    assert said.code == 1
+    said.one_line("not finite", "lower --lr")
+
+
+def test_own_images_from_folder_to_logits(sparring, tmp_path):
+    write_images(tmp_path / "my images")
+    given = ["--data", "folder:my images", "--validation", "60", "--out", "own run"]
+    said = sparring("train", *QUICK, *given)
+    assert said.code == 0 and "fat on my images (240 images, 10 classes) -> own run" in said.out
+    assert said.out.endswith("sparring evaluate 'own run'\n")  # ready to be pasted
+    measured = sparring("evaluate", "own run", "--protocol", "quick", "--limit", "20", "--no-doubts")
+    assert measured.code == 0 and "Accuracy on 20 images" in measured.out
+
+    model = library.load_model("own run")
+    assert model(torch.rand(2, 1, 8, 8)).shape == (2, 10)
+
+
+def test_bad_images_are_named_before_anything_is_made(sparring, tmp_path):
+    write_images(tmp_path / "images", count=60)
+    (tmp_path / "images" / "digit 3" / "broken.png").write_text("not an image")
+    said = sparring("train", *QUICK, "--data", "folder:images")
+    said.mends("1 file cannot be used: images/digit 3/broken.png (not an image)", "Mend or remove")
+    (tmp_path / "images" / "digit 3" / "broken.png").unlink()
+    sparring("train", *QUICK, "--data", "folder:images").mends("cannot hold out 120 of 49", "--validation")
+    sparring("train", *QUICK, "--data", "images").mends("write folder:images")
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    """LONG, left alone."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    assert command.run([*LONG, "--out", str(folder)]) == 0
+    return folder
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_run_says_how_to_go_on_and_ends_as_if_left_alone(sparring, tmp_path, whole, number):
+    child = start("train", *LONG, "--out", "a run", "--device", "cpu", cwd=tmp_path)
+    assert child.stdout is not None
+    while not child.stdout.readline().startswith("epoch   2"):
+        assert child.poll() is None
+    child.send_signal(number)
+    _, err = child.communicate()
+    assert child.returncode == 1, err
+    line, _, again = err.strip().partition(" Continue with: ")
+    assert line.startswith("sparring: stopped in epoch ") and line.endswith("; saved.") and "\n" not in err.strip()
+    assert again == "sparring train --out 'a run' --resume --device cpu --no-tensorboard"
+    assert len(runs.read_metrics(tmp_path / "a run")) < 10
+    assert sparring(*shlex.split(again)[1:]).code == 0
+    same_run(whole, tmp_path / "a run")
+
+
+def test_a_second_ctrl_c_stops_at_once(sparring, tmp_path, monkeypatch):
+    def stuck(*args, stop, **kwargs):
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop()
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(command, "train", stuck)
+    said = sparring("train", *QUICK, "--out", "run")
+    assert said.code == 1
+    said.one_line("since the last checkpoint are lost", "sparring train --out run --resume")
+
+
+def test_a_training_whose_reader_goes_away_stops_and_can_go_on(sparring, tmp_path, whole):
+    """`sparring train ... | head -2`."""
+    child = start("train", *LONG, "--out", "run", cwd=tmp_path)
+    assert child.stdout is not None and child.stderr is not None
+    child.stdout.readline()
+    child.stdout.close()
+    err = child.stderr.read()
+    child.stderr.close()
+    assert child.wait() == 1
+    assert err == (
+        "sparring: stopped, because nobody reads the output any more. "
+        "Continue with: sparring train --out run --resume --no-tensorboard\n"
+    )
+    assert sparring("train", "--out", "run", "--resume", "--no-tensorboard").code == 0
+    same_run(whole, tmp_path / "run")
+
+
+def test_handlers_are_put_back():
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    with stopping() as stop:
+        assert not stop()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop()
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_only_a_second_ctrl_c_raises():
+    flag = Flag()
+    flag.raised(signal.SIGTERM, None)
+    flag.raised(signal.SIGTERM, None)
+    assert flag()
+    with pytest.raises(KeyboardInterrupt):
+        flag.raised(signal.SIGINT, None)
+
+
+def test_devices():
+    assert pick_device("cpu") == torch.device("cpu")
+    assert pick_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
+    for name in ("gpu", "mps", "cpu:x", "cuda:99", ""):
+        with pytest.raises(UserError, match="cpu"):
+            pick_device(name)
+
+
+def test_tensorboard_is_the_default(sparring, tmp_path):
+    words = [word for word in QUICK if word != "--no-tensorboard"]
+    assert sparring("train", *words, "--epochs", "1", "--out", "run").code == 0
+    assert list((tmp_path / "run").glob("events.out.tfevents*"))
+    (session,) = json.loads((tmp_path / "run" / runs.ENVIRONMENT).read_text())
+    assert {"sparring", "torch", "device", "command"} <= session.keys()
