@@ -122,7 +122,7 @@ def train(
         _restore(state, saved)
     run.keep_metrics(state.epoch - 1)
     parts = _engine(config, state, data, device, engine)
-    board = _board(folder, state.epoch) if tensorboard else None
+    board = _board(folder, state.epoch) if tensorboard and state.epoch <= config.epochs else None
 
     if watch:
         watch.begin(config, steps=steps, epoch=state.epoch, engine=parts.line)

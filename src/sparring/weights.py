@@ -7,6 +7,7 @@ alone. Knows neither data nor attacks.
 
 from __future__ import annotations
 
+import io
 import logging
 import re
 from collections.abc import Mapping
@@ -184,8 +185,10 @@ def export(path: Path | str, out: Path | str, *, which: Which = "last", sub_bloc
             notes.append(
                 "a WRN class with an unused sub_block1 (TRADES) wants strict=False, or an export with --sub-block1."
             )
+    written = io.BytesIO()  # torch's own file writer tells a full disk by a RuntimeError of its internals
+    torch.save(theirs, written)
     with checkpoint.replacing(targets[1]) as temporary:
-        torch.save(theirs, temporary)
+        temporary.write_bytes(written.getbuffer())
     return Exported(targets[0], targets[1], tuple(notes))
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -28,10 +32,24 @@ def test_an_export_loads_as_it_says(sparring, finished, tmp_path):
         (["none"], ["there is no checkpoint at none"]),
         (["RUN", "--which", "worst"], ["'worst'", "('last', 'best')"]),
         (["RUN", "--out", "file"], ["cannot make the folder file", "--out"]),
-        (["text.pth"], ["text.pth is a text file"]),
+        (["text.pth"], ["text.pth is not a whole checkpoint"]),
     ],
 )
 def test_what_the_user_can_mend(sparring, finished, tmp_path, words, says):
     (tmp_path / "file").write_text("")
-    (tmp_path / "text.pth").write_text("epoch,loss\n1,2.5\n2,1.5\n")
+    (tmp_path / "text.pth").write_text("hello")
     sparring("export", *[finished if word == "RUN" else word for word in words]).mends(*says)
+
+
+@pytest.mark.parametrize("nth", [1, 2])
+def test_a_full_disk_is_told(sparring, finished, tmp_path, monkeypatch, nth):
+    written, really = iter(range(1, 10)), Path.write_bytes
+
+    def write(self, data):
+        if next(written) == nth:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return really(self, data)
+
+    monkeypatch.setattr(Path, "write_bytes", write)
+    sparring("export", finished).mends("cannot write export/run-last.", "the disk is full")
+    assert len(list(tmp_path.glob("export/*"))) == nth - 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -172,3 +173,5 @@ def _make_folder(folder: Path, flag: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot make the folder {folder}: {error.strerror}. Choose another with {flag}.") from None
+    if not os.access(folder, os.W_OK):
+        raise UserError(f"the folder {folder} is not writable. Choose another with {flag}.")

@@ -33,9 +33,11 @@ def run(argv: list[str]) -> int:
     name = parse(Options, argv, prog="sparring recipes", description=DESCRIPTION).name
     console = Screen()
     if name is None:
-        table = Table("recipe", "what", "cost", "expect", box=None, pad_edge=False)
+        table = Table(box=None, pad_edge=False)
+        table.add_column("recipe", no_wrap=True)
+        table.add_column("what; cost; natural / PGD-20 accuracy to expect, %")
         for recipe in recipes.RECIPES.values():
-            table.add_row(recipe.name, recipe.about, recipe.cost, recipe.expect)
+            table.add_row(recipe.name, f"{recipe.about}; {recipe.cost}; {recipe.expect}")
         console.print(table)
         console.print("\nOne in full: sparring recipes NAME    Run one: sparring train NAME")
         return 0

@@ -248,4 +248,5 @@ def _software(device: torch.device) -> dict[str, str]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "device": f"{device.type}: {name}",
+        "tf32": str(torch.backends.cudnn.allow_tf32) if device.type == "cuda" else "False",  # of fp32 gradients only
     }

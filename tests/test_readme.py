@@ -1,0 +1,312 @@
+"""What the documents tell people to type works.
+
+Every fenced block says what it is. Of every .md file: a `sparring` line must parse, with names that exist; a `make`
+line must name a target; a Python block must compile; a link must lead somewhere. README.md moreover is followed from
+top to bottom in an empty folder, shortened, and its Python blocks are run. A kind of block or line that is not known
+here fails.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from sparring import data, models, recipes, runs
+from sparring.cli import COMMANDS, arguments, demo, evaluate, export, main, train
+from sparring.cli import data as data_command
+from sparring.cli import recipes as recipes_command
+from sparring.config import Config
+from sparring.data.sources import SOURCES
+from sparring.evaluation.protocols import find
+from tests.cli.conftest import QUICK, write_images
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = sorted(
+    path
+    for path in ROOT.rglob("*.md")
+    if not any(part.startswith(".") or part in ("build", "runs") for part in path.relative_to(ROOT).parts)
+)
+SHELL, PYTHON = ("bash", "sh", "shell", "console"), ("python", "py")
+SHOWN = ("text", "json", "html", "make", "toml")  # blocks to be read, not run
+# Lines of a shell block that are neither `sparring` nor `make`: setting up a machine. Anything else is refused.
+ELSEWHERE = (
+    r"git clone \S+",
+    r"git lfs pull",
+    r"cd \S+",
+    r"(python3? -m )?pip install .+",
+    r"python3? -m venv \S+",
+    r"(source|\.) \S+/activate",
+    r"(\.venv/bin/)?tensorboard --logdir \S+",
+    r"(\.venv/bin/)?(python -m )?(pytest|ruff|mypy)( .*)?",
+    r"(OMP_NUM_THREADS=\d+ )?(\.venv/bin/)?python3? benchmarks/\w+\.py( .*)?",
+    r"(head|less|tee)( .*)?",
+)
+# Why a command of the README is parsed and not run: what it needs is not in a test.
+NEEDS_MORE = {
+    "CIFAR-10 or SVHN": r"cifar10|svhn",
+    "an hour": r"autoattack",
+    "a checkpoint of somebody else": r"\.(pth\.tar|pth|pt)\b",
+}
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of a document."""
+
+    kind: str
+    text: str
+    line: int
+
+    def commands(self) -> list[list[str]]:
+        """The words of every command in it; lines that show output (after a prompt) are left out."""
+        joined = self.text.replace("\\\n", " ")
+        lines = joined.splitlines()
+        if any(line.startswith("$ ") for line in lines):  # a session: what has no prompt was printed
+            lines = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
+        found = [shlex.split(line, comments=True) for line in lines]
+        return [part for words in found for part in _split(words) if part]
+
+
+def _split(words: list[str]) -> list[list[str]]:
+    """At && and |, so that each command stands alone."""
+    parts: list[list[str]] = [[]]
+    for word in words:
+        if word in ("&&", "|", ";"):
+            parts.append([])
+        else:
+            parts[-1].append(word)
+    return parts
+
+
+def blocks(text: str) -> list[Block]:
+    """The fenced blocks of a document."""
+    found, kind, inside, began = [], None, [], 0
+    for number, line in enumerate(text.splitlines(), 1):
+        fence = re.match(r"\s*```+\s*([\w-]*)", line)
+        if fence and kind is None:
+            kind, inside, began = fence[1], [], number
+        elif fence:
+            found.append(Block(str(kind), "\n".join(inside), began))
+            kind = None
+        elif kind is not None:
+            inside.append(line)
+    assert kind is None, f"the block that opens in line {began} never closes"
+    return found
+
+
+class Parsed(Exception):
+    """Raised in place of the work, with the options that were read."""
+
+
+def parse(words: list[str], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The options of `sparring WORDS`, every name in them checked, without the work."""
+    really = arguments.parse
+
+    def stop(*args: Any, **kwargs: Any) -> Any:
+        raise Parsed(really(*args, **kwargs))
+
+    assert words[0] in COMMANDS or words[0] in ("--help", "--version"), f"no command {words[0]!r}"
+    if words[0] not in COMMANDS or words[-1] in ("--help", "-h"):
+        return None
+    with monkeypatch.context() as patched:
+        for module in (demo, evaluate, train, data_command, recipes_command, arguments):
+            patched.setattr(module, "parse", stop)
+        patched.setattr(runs, "open_run", lambda folder: SimpleNamespace(recipe="fat-digits", config=Config()))
+        command = {"demo": demo, "evaluate": evaluate, "train": train, "export": export}.get(words[0])
+        command = command or {"data": data_command, "recipes": recipes_command}[words[0]]
+        with pytest.raises(Parsed) as caught:
+            command.run(words[1:])
+    options = caught.value.args[0]
+    if words[0] == "train":
+        models.describe(options.config.model)
+        assert options.config.data.partition(":")[0] in SOURCES, options.config.data
+    elif words[0] == "evaluate":
+        find(options.protocol)
+        assert options.data is None or options.data.partition(":")[0] in SOURCES, options.data
+        assert options.model is None or models.describe(options.model)
+    elif words[0] == "recipes" and options.name is not None:
+        recipes.find(options.name)
+    elif words[0] == "data" and options.action == "fetch":
+        assert options.name in data.FETCHABLE
+    return options
+
+
+def check(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command of a document could be typed."""
+    while words and re.fullmatch(r"[A-Z_]+=\S*", words[0]):  # CUDA_VISIBLE_DEVICES=1 sparring ...
+        words = words[1:]
+    name = Path(words[0]).name
+    if name == "sparring":
+        parse(words[1:], monkeypatch)
+    elif name == "make":
+        targets = re.findall(r"^([\w-]+):(?!=)", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+        assert set(words[1:]) <= set(targets), f"make {words[1:]}: the targets are {targets}"
+    else:
+        known = any(re.fullmatch(pattern, " ".join(words)) for pattern in ELSEWHERE)
+        assert known, f"a kind of line not known to this test: {shlex.join(words)}"
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_what_is_told_can_be_typed(path, monkeypatch):
+    for block in blocks(path.read_text(encoding="utf-8")):
+        where = f"{path.relative_to(ROOT)}:{block.line}"
+        assert block.kind in (*SHELL, *PYTHON, *SHOWN), f"{where}: a block of kind {block.kind!r}; say what it is"
+        if block.kind in SHELL:
+            for words in block.commands():
+                check(words, monkeypatch)
+        elif block.kind in PYTHON:
+            ast.parse(block.text, filename=where)
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(path):
+    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", path.read_text(encoding="utf-8")):
+        if not target.startswith(("http://", "https://", "mailto:")):
+            assert (path.parent / target).exists(), f"{path.relative_to(ROOT)} links to {target}, which is not there"
+
+
+def shortened(words: list[str]) -> list[str]:
+    """The same command in about a second; later flags win."""
+    if words[0] == "train":
+        if words[1].startswith("-"):  # a run to resume knows its own settings
+            return words
+        # A document may train the same run in two of its sections.
+        return [*words, *QUICK[1:], "--validation", "30", *([] if "--resume" in words else ["--overwrite"])]
+    more = {"demo": ["--epochs", "1"], "evaluate": ["--limit", "8", "--no-doubts"]}
+    return [*words, *more.get(words[0], [])]
+
+
+def prepare(words: list[str], spare: Path) -> None:
+    """What a reader has before this command: own images; and a run, where the document trained it elsewhere."""
+    for path in re.findall(r"folder:([^?\s]+)", " ".join(words)):
+        if not Path(path).exists():
+            write_images(Path(path))
+    if words[0] in ("evaluate", "export") and not Path(words[1]).exists():
+        lend(words[1], spare)
+    if words[0] == "train" and "--resume" in words and words[1].startswith("-"):
+        folder = words[words.index("--out") + 1]
+        if not Path(folder).exists():
+            lend(folder, spare)
+
+
+def lend(path: str, spare: Path) -> None:
+    """A trained model at a path that a document speaks of."""
+    assert not Path(path).is_absolute(), f"{path}: documents speak of relative paths"
+    if path.endswith(".safetensors"):
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(spare / runs.BEST, path)
+    else:
+        shutil.copytree(spare, path)
+
+
+def test_the_readme_can_be_followed(tmp_path, monkeypatch):
+    follow((ROOT / "README.md").read_text(encoding="utf-8"), tmp_path, monkeypatch)
+
+
+def follow(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`x` and `y` are a batch of digits, and `model` a network for them, where a block does not make its own."""
+    found = blocks(text)
+    monkeypatch.chdir(tmp_path)
+    spare = tmp_path / ".spare"
+    assert main(["train", *QUICK, "--out", str(spare)]) == 0
+    told: list[list[str]] = []
+    for block in found:
+        if block.kind in SHELL:
+            told += [words[1:] for words in block.commands() if Path(words[0]).name == "sparring"]
+    for words in told:
+        line = " ".join(words)
+        if any(re.search(pattern, line) for pattern in NEEDS_MORE.values()) or words[:2] == ["data", "fetch"]:
+            continue  # parsed by the test above
+        prepare(words, spare)
+        try:
+            code = main(shortened(words))
+        except SystemExit as leaving:  # --help
+            code = int(leaving.code or 0)
+        assert code == 0, f"sparring {line}"
+    images = data.load("digits").test
+    space = {
+        "x": images.x[:16].float() / 255,
+        "y": images.y[:16],
+        "model": models.build("tiny_cnn", num_classes=10, channels=1, size=(8, 8)),
+    }
+    state = torch.get_rng_state()
+    for block in found:
+        if block.kind in PYTHON:
+            for path in re.findall(r"""load_model\(\s*["']([^"']+)["']""", block.text):
+                if not Path(path).exists():
+                    lend(path, spare)
+            exec(compile(block.text, f"README.md:{block.line}", "exec"), space)
+    torch.set_rng_state(state)
+
+
+def test_this_test_reads_documents_right(monkeypatch):
+    text = """
+```bash
+# a comment
+make demo && make test
+sparring train fat-digits --attack.eps 8/255 \\
+    --out runs/x    # another
+CUDA_VISIBLE_DEVICES=1 .venv/bin/sparring recipes | head -3
+```
+    ```console
+    ```
+```console
+$ sparring evaluate runs/x --protocol quick
+natural 99.0
+```
+"""
+    first, _, third = blocks(text)
+    assert first.kind == "bash" and first.line == 2
+    assert first.commands() == [
+        ["make", "demo"],
+        ["make", "test"],
+        ["sparring", "train", "fat-digits", "--attack.eps", "8/255", "--out", "runs/x"],
+        ["CUDA_VISIBLE_DEVICES=1", ".venv/bin/sparring", "recipes"],
+        ["head", "-3"],
+    ]
+    assert third.commands() == [["sparring", "evaluate", "runs/x", "--protocol", "quick"]]
+    for line in (
+        "sparring train fat-digit",
+        "sparring train fat-digits --epoch 3",
+        "sparring train fat-digits --model resnet19",
+        "sparring train fat-digits --data digit",
+        "sparring evaluate runs/x --protocol trade",
+        "sparring recipes fat",
+        "sparring data fetch mnist",
+        "sparring tarin",
+        "make demos",
+        "rm -rf /",
+        "pip uninstall torch",
+    ):
+        with pytest.raises((AssertionError, ValueError, pytest.fail.Exception)):
+            check(line.split(), monkeypatch)
+    for line in ("sparring train --out runs/x --resume", "sparring demo", "sparring data", "sparring export runs/x"):
+        check(line.split(), monkeypatch)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_examples_in_help_can_be_typed(name, monkeypatch, capsys):
+    with pytest.raises(SystemExit):
+        main([name, "--help"])
+    examples = re.findall(r"^(?:  |Example: )(sparring .+)$", capsys.readouterr().out, re.MULTILINE)
+    assert examples
+    for line in examples:
+        check(shlex.split(line), monkeypatch)
+
+
+def test_the_examples_of_the_command_itself_can_be_typed(monkeypatch, capsys):
+    main([])
+    examples = re.findall(r"^  (sparring .+)$", capsys.readouterr().out, re.MULTILINE)
+    assert len(examples) >= 4
+    for line in examples:
+        if "COMMAND" not in line:
+            check(shlex.split(line), monkeypatch)
