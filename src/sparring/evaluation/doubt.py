@@ -16,15 +16,14 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from sparring import losses, threat
-from sparring.attacks import friendly_pgd, pgd
+from sparring import threat
 from sparring.attacks.setting import Model, check_batch, check_logits, check_radius, quiet
 from sparring.errors import UserError
+from sparring.evaluation import probe
 
 WHY = {
     "train-mode": "batch-norm and dropout in train mode make another function of every batch than the one deployed.",
@@ -140,7 +139,7 @@ def _measure(
             half = len(x) // 2
             found["batch-dependence"] = batch_dependence(logits[:half], model(x[:half]))
     clean = logits.argmax(dim=1) == y
-    gradients = _gradients(model, x, y)
+    gradients = probe.gradients(model, x, y)
     if isinstance(gradients, str):
         return {**found, "non-differentiable": gradients}
     of_ce, of_margin = gradients
@@ -150,12 +149,17 @@ def _measure(
     told = {steps: known[name] for name in known if (steps := _steps(name))}  # the PGD family, by steps
     cw_told = next((known[name] for name in known if re.fullmatch("cw[0-9]*", name)), None)
     enough = sum(steps > 1 for steps in told) > 1
-    walk = _walk(model, x, y, eps=eps, steps=PGD_STEPS if enough else MANY_STEPS)
+    walk = probe.walk(model, x, y, eps=eps, steps=PGD_STEPS if enough else MANY_STEPS, look_at=PGD_STEPS)
     found["loss-does-not-grow"] = loss_does_not_grow(walk.first[clean], walk.last[clean])
-    found["more-steps-weaker"] = more_steps_weaker(told) or more_steps_weaker(walk.correct)
+    weaker = more_steps_weaker(told) or more_steps_weaker(walk.correct)
+    # Large steps of a fixed size overshoot on honest models too. What counts is an attack that stays weaker when its
+    # steps shrink as their number grows.
+    if weaker and not more_steps_weaker(probe.settled(model, x, y, eps=eps, counts=(PGD_STEPS, MANY_STEPS))):
+        weaker = None
+    found["more-steps-weaker"] = weaker
     here = walk.correct[max(walk.correct)]
     if cw_told is None:
-        cw = _stands(model, x, y, eps=eps, step_size=eps / 4, steps=CW_STEPS, loss="cw", generator=generator)
+        cw = probe.standing(model, x, y, eps=eps, step_size=eps / 4, steps=CW_STEPS, loss="cw", generator=generator)
         found["cw-far-from-ce"] = cw_far_from_ce(here, cw)
     else:
         cw = cw_told[rows]
@@ -164,7 +168,7 @@ def _measure(
     everywhere = clean.clone()
     for radius in LARGE_EPS:  # an image stands only where it withstands every radius
         left = torch.nonzero(everywhere)[:, 0]
-        everywhere[left] = _stands(
+        everywhere[left] = probe.standing(
             model, x[left], y[left], eps=radius, step_size=radius / 10, steps=LARGE_STEPS, generator=generator
         )
     found["no-collapse-at-large-eps"] = no_collapse(everywhere, y)
@@ -177,7 +181,7 @@ def _measure(
         noisy = [model(threat.project(x + eps * noise, x, eps)).argmax(dim=1) == y for noise in (drawn, drawn.sign())]
     found["noise-hurts-as-much"] = noise_hurts_as_much(clean, min(noisy, key=lambda v: int(v.sum())), attacked)
     standing = torch.nonzero(attacked & cw & clean)[:, 0]
-    blind = _square(model, x[standing], y[standing], eps=eps, generator=generator)
+    blind = probe.square(model, x[standing], y[standing], eps=eps, queries=SQUARE_QUERIES, generator=generator)
     found["square-beats-white-box"] = square_beats_white_box(int((~blind).sum()), len(standing), len(x))
     return found
 
@@ -291,122 +295,6 @@ def square_beats_white_box(broken: int, standing: int, n: int) -> str | None:
     return (
         f"Of {standing} images that withstood PGD and C&W a blind search of {SQUARE_QUERIES} queries breaks {broken}."
     )
-
-
-# The measurements.
-
-
-@dataclass(frozen=True)
-class _Walk:
-    """PGD from the image itself."""
-
-    first: Tensor  # the loss after one step, per image
-    last: Tensor  # after the last
-    correct: dict[int, Tensor]  # verdicts after so many steps
-
-
-def _walk(model: Model, x: Tensor, y: Tensor, *, eps: float, steps: int) -> _Walk:
-    passed: list[Tensor] = []  # the logits before each step
-
-    def watched(logits: Tensor, y: Tensor) -> Tensor:
-        passed.append(logits.detach())
-        return losses.cross_entropy(logits, y)
-
-    x_adv = pgd(model, x, y, eps=eps, step_size=eps / 4, steps=steps, loss=watched, start=None)
-    with torch.no_grad():
-        passed.append(model(x_adv))
-    correct = {count: passed[count].argmax(dim=1) == y for count in {PGD_STEPS, steps}}
-    return _Walk(_log_odds(passed[1], y), _log_odds(passed[-1], y), correct)
-
-
-def _log_odds(logits: Tensor, y: Tensor) -> Tensor:
-    """log (1 - p_y) / p_y: rises with the cross-entropy, and is exact where that rounds to 0."""
-    z = logits.double()
-    others = z.scatter(1, y[:, None], -torch.inf).logsumexp(dim=1)
-    return others - z.gather(1, y[:, None])[:, 0]
-
-
-def _gradients(model: Model, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor] | str:
-    """max |gradient| per image, of the cross-entropy and of the margin; or why there is none."""
-    point = x.detach().clone().requires_grad_()
-    try:
-        logits = model(point)
-        if not logits.requires_grad:
-            return "The logits do not depend on the image by a differentiable path."
-        sizes = []
-        for loss in (losses.cross_entropy, losses.margin):
-            (gradient,) = torch.autograd.grad(loss(logits, y).sum(), point, retain_graph=True, allow_unused=True)
-            if gradient is None:
-                return "The gradient stops before it reaches the image."
-            sizes.append(gradient.flatten(1).abs().amax(dim=1))
-    except torch.OutOfMemoryError:
-        raise
-    except RuntimeError as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        return f"Back-propagation fails: {reason.rstrip('.')}."
-    return sizes[0], sizes[1]
-
-
-def _stands(
-    model: Model,
-    x: Tensor,
-    y: Tensor,
-    *,
-    eps: float,
-    step_size: float,
-    steps: int,
-    generator: torch.Generator,
-    loss: Literal["ce", "cw"] = "ce",
-) -> Tensor:
-    """Which images PGD leaves correctly classified. An image that has fallen is not attacked further: it would cost."""
-    found = friendly_pgd(
-        model, x, y, eps=eps, step_size=step_size, steps=steps, tau=0, loss=loss, start="uniform", generator=generator
-    )
-    with torch.no_grad():
-        return model(found.x_adv).argmax(dim=1) == y if len(x) else torch.zeros_like(y, dtype=torch.bool)
-
-
-@torch.no_grad()
-def _square(model: Model, x: Tensor, y: Tensor, *, eps: float, generator: torch.Generator) -> Tensor:
-    """Which images a small Square attack (Andriushchenko et al.) leaves standing.
-
-    Random search: squares of +-eps are tried and kept where the margin rises. No gradient is used.
-    """
-    stands = torch.ones_like(y, dtype=torch.bool)
-    if len(x) == 0:
-        return stands
-    image = x if x.ndim == 4 else x.flatten(1)[:, None, None, :]
-    channels, height, width = image.shape[1:]
-    device = x.device
-
-    def rand(*shape: int) -> Tensor:
-        return torch.rand(shape, generator=generator, device=device, dtype=x.dtype)
-
-    def gap(candidate: Tensor, rows: Tensor) -> Tensor:
-        return losses.margin(model(candidate.view(len(rows), *x.shape[1:])), y[rows])
-
-    rows = torch.arange(len(x), device=device)
-    stripes = (rand(len(x), channels, 1, width) - 0.5).sign()
-    best = threat.project(image + eps * stripes, image, eps)
-    value = gap(best, rows)
-    for query in range(SQUARE_QUERIES):
-        rows = torch.nonzero(value <= 0)[:, 0]  # a margin above 0 is a wrong prediction: these are done
-        if len(rows) == 0:
-            break
-        share = 0.5 * 0.5 ** (6 * query / SQUARE_QUERIES)  # of the area: from a half to a hundredth, as in the paper
-        side = max(1, round(math.sqrt(share * height * width)))
-        tall, wide = min(side, height), min(side, width)
-        top = (rand(len(rows), 1, 1, 1) * (height - tall + 1)).floor()
-        left = (rand(len(rows), 1, 1, 1) * (width - wide + 1)).floor()
-        down = torch.arange(height, device=device).view(1, 1, -1, 1)
-        across = torch.arange(width, device=device).view(1, 1, 1, -1)
-        inside = (down >= top) & (down < top + tall) & (across >= left) & (across < left + wide)
-        colour = eps * (rand(len(rows), channels, 1, 1) - 0.5).sign()
-        tried = torch.where(inside, threat.project(image[rows] + colour, image[rows], eps), best[rows])
-        reached = gap(tried, rows)
-        better = reached > value[rows]
-        best[rows[better]], value[rows[better]] = tried[better], reached[better]
-    return value <= 0
 
 
 def _steps(name: str) -> int | None:
