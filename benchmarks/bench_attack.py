@@ -10,6 +10,7 @@ bound, and whether it holds.
 from __future__ import annotations
 
 import statistics
+import sys
 import time
 from collections.abc import Callable
 
@@ -38,8 +39,9 @@ def seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def main() -> None:
+def main() -> bool:
     torch.manual_seed(0)
+    held = True
     model = build("small_cnn", num_classes=10, size=(16, 16)).eval()
     x, y = batch(model)
     for size in SIZES:
@@ -52,12 +54,15 @@ def main() -> None:
             ratios.append(friendly / plain)
         mean = taken.double().mean().item()
         ratio, bound = statistics.median(ratios), 1.15 * (mean + 1) / STEPS
+        held &= ratio <= bound
         print(
             f"{mean:5.2f} BPs of {STEPS}: {ratio:.2f} of PGD-{STEPS} ({min(ratios):.2f}-{max(ratios):.2f}), "
             f"bound {bound:.2f}: {'holds' if ratio <= bound else 'DOES NOT HOLD'}; "
             f"images by steps {torch.bincount(taken, minlength=STEPS + 1).tolist()}"
         )
 
+    return held
+
 
 if __name__ == "__main__":
-    main()
+    sys.exit(0 if main() else 1)

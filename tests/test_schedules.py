@@ -21,7 +21,7 @@ def test_piecewise_follows_the_paper():
 def test_per_cent_starts_scale_with_the_run():
     tau = parse("0,1@40%,2@75%")
     assert [tau.at(epoch, 20) for epoch in (1, 8, 9, 15, 16, 20)] == [0, 0, 1, 1, 2, 2]
-    assert [tau.at(epoch, 5) for epoch in (1, 2, 3, 4, 4.75, 5)] == [0, 0, 1, 1, 2, 2]
+    assert [tau.at(epoch, 5) for epoch in (1, 2, 3, 4, 4.75, 5)] == [0, 0, 1, 1, 1, 2]
 
 
 def test_one_cycle():
@@ -75,6 +75,9 @@ def test_round_trip_is_exact(schedule):
         ("0.1,0.01", "needs its start"),
         ("0.1@3", "first value of a schedule has no start"),
         ("0.1,0.01@0", "epochs count from 1"),
+        ("0.1,0.01@150%", "at most at 100%"),
+        ("inf", "is not a number"),
+        ("nan", "is not a number"),
         ("0.1,0.01@90,0.001@60", "must grow"),
         ("0.1,0.01@60,0.001@90%", "all epochs or all per cent"),
         ("one-cycle:0.2@100%", "percentage of the run"),

@@ -196,7 +196,7 @@ def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path, small, whole, monk
 
 def test_a_loss_that_is_not_finite_stops_before_the_update(tmp_path, small):
     config = replace(small, lr=parse("0.05,1e30@2"), epochs=3)
-    with pytest.raises(RunFailed, match=r"not finite in epoch 2, step \d .*lower --lr"):
+    with pytest.raises(RunFailed, match=r"not finite by epoch 2, step \d .*lower --lr"):
         train.train(config, tmp_path / "run", tensorboard=False)
     last = runs.open_run(tmp_path / "run").last()
     assert last is not None

@@ -47,7 +47,7 @@ class Config:
     validation_eps: float = 8 / 255
     """Radius of the PGD-10 (step eps/4) that measures robust accuracy on them."""
     precision: Literal["fp32", "bf16"] = "fp32"
-    """Of gradients and activations, on CUDA; weights and verdicts are fp32. A CPU computes in fp32 either way."""
+    """Of gradients and activations in the fast engine; weights and verdicts are fp32, and so is the plain engine."""
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -143,6 +143,8 @@ def _complaint(path: Path, error: Exception) -> str:
         return "is cut short: a zip archive without its end. Copy or download it again."
     if zipped and not any(name.endswith("data.pkl") for name in _names(path)):
         return "is a zip archive, but not one that torch.save wrote. Unpack it, or give another file."
+    if _is_text(path):
+        return "is a text file, not a checkpoint. Give the file that torch.save wrote."
     reason = re.sub(r"\s+", " ", text.rpartition("WeightsUnpickler error:")[2]).strip() or type(error).__name__
     return f"is not a whole checkpoint of torch.save ({reason[:120].rstrip('.')}). Copy it again, or use another."
 
@@ -236,3 +238,9 @@ def _as_numbers(tensors: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
 def _listed(names: Sequence[object], most: int = 4) -> str:
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(repr(name) for name in names[:most]) + more
+
+
+def _is_text(path: Path) -> bool:
+    with path.open("rb") as file:
+        start = file.read(512)
+    return bool(start) and all(byte in b"\t\n\r" or 32 <= byte < 127 for byte in start)

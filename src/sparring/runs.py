@@ -34,6 +34,7 @@ from sparring.errors import UserError
 
 CONFIG, ENVIRONMENT, METRICS = "config.json", "environment.json", "metrics.jsonl"
 LAST, BEST = "last.safetensors", "best.safetensors"
+_OWN = (LAST, BEST, METRICS, ENVIRONMENT, CONFIG)
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class Run:
 
 def create(folder: Path, wanted: Config, recipe: str, *, overwrite: bool = False) -> Run:
     """A new run folder with its configuration in it."""
-    if (folder / CONFIG).exists() or (folder / LAST).exists():
+    if any((folder / name).exists() for name in _OWN):
         if not overwrite:
             raise UserError(
                 f"{folder} already holds a run. Continue it with --resume, choose another folder with --out, "
@@ -135,7 +136,7 @@ def note_environment(folder: Path, device: torch.device) -> None:
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """Versions and hardware, as every result records them. No host name and no absolute path."""
+    """Versions and hardware, as every result records them. No host name, and of the program's path only its name."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU"
     return {
         "sparring": __version__,
@@ -149,7 +150,7 @@ def environment(device: torch.device) -> dict[str, Any]:
 
 def _clear(folder: Path) -> None:
     """Remove a run's own files, and nothing else."""
-    for name in (CONFIG, ENVIRONMENT, METRICS, LAST, BEST):
-        (folder / name).unlink(missing_ok=True)
     for path in [*folder.glob("events.out.tfevents.*"), *folder.glob(".*.tmp")]:
         path.unlink(missing_ok=True)
+    for name in _OWN:  # the configuration last: until it is gone this is still a run
+        (folder / name).unlink(missing_ok=True)

@@ -14,6 +14,7 @@ line, on the command line as in a recipe:
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass
 
 from sparring.errors import UserError
@@ -25,7 +26,9 @@ def number(text: str) -> float:
     try:
         value = float(top) / float(bottom) if slash else float(top)
     except (ValueError, ZeroDivisionError):
-        raise UserError(f"{text!r} is not a number. Write for example 0.031 or 8/255.") from None
+        value = math.nan
+    if not math.isfinite(value):
+        raise UserError(f"{text!r} is not a number. Write for example 0.031 or 8/255.")
     return value
 
 
@@ -42,8 +45,8 @@ class Start:
     relative: bool = False
 
     def epoch(self, epochs: int) -> float:
-        """The start as an epoch; 0 % is the beginning of epoch 1 and 100 % the end of the last."""
-        return 1.0 + self.at * epochs if self.relative else self.at
+        """The start as an epoch. A relative one falls on the nearest beginning of an epoch: 50% of 120 is epoch 61."""
+        return 1.0 + round(self.at * epochs) if self.relative else self.at
 
     def __str__(self) -> str:
         return f"{spell(round(100 * self.at, 9))}%" if self.relative else spell(self.at)
@@ -60,8 +63,7 @@ class Piecewise:
         """The value at a place in a run of so many epochs."""
         value = self.first
         for start, after in self.pieces:
-            # A relative start rarely falls on an epoch boundary: the tolerance keeps 40 % of 5 epochs at epoch 3.
-            if place >= start.epoch(epochs) - 1e-9:
+            if place >= start.epoch(epochs):
                 value = after
         return value
 
@@ -151,6 +153,8 @@ def _piece(piece: str, text: str) -> tuple[Start, float]:
     if not at:
         raise UserError(f"{text!r}: every value after the first needs its start; write for example 0.1,0.01@60.")
     if start.endswith("%"):
+        if not 0 < number(start[:-1]) <= 100:
+            raise UserError(f"{text!r}: a start lies above 0% and at most at 100% of the run, got @{start}.")
         return Start(number(start[:-1]) / 100, relative=True), number(value)
     if number(start) < 1:
         raise UserError(f"{text!r}: epochs count from 1, got @{start}.")

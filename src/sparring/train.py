@@ -128,7 +128,8 @@ def train(
         watch.begin(config, steps=steps, epoch=state.epoch, engine=parts.line)
     try:
         while state.epoch <= config.epochs:
-            _train_epoch(state, config, parts, training, steps, lambda: _save(run, state, facts), watch, stop)
+            with engines.tuned(parts):
+                _train_epoch(state, config, parts, training, steps, lambda: _save(run, state, facts), watch, stop)
             record = _record(state, config, held, parts.network)
             run.record(record)
             is_best = state.best is None or _score(record) > _score(state.best)
@@ -193,8 +194,8 @@ def _train_epoch(
         stopping, due = stop(), now - saved > SAVE_EVERY
         if (stopping or due or state.step % engine.check_every == 0 or state.step == steps) and engine.update.failed():
             raise RunFailed(
-                f"the loss or its gradient is not finite in epoch {state.epoch}, step {state.step} "
-                f"(learning rate {lr:g}). The weights were not updated and the last checkpoint is good. "
+                f"the loss or its gradient is not finite by epoch {state.epoch}, step {state.step} "
+                f"(learning rate {lr:g}). It moved no weight, and the last checkpoint is good. "
                 f"Try a lower --lr than {config.lr}."
             )
         if stopping or due:
@@ -254,7 +255,10 @@ def _open(folder: Path, config: Config, recipe: str, *, resume: bool, overwrite:
     run = runs.open_run(folder)
     changed = differences(run.config, config)
     if changed:
-        raise UserError(f"{folder} was begun with another configuration ({'; '.join(changed)}). Resume it as it was.")
+        raise UserError(
+            f"{folder} was begun with another configuration ({'; '.join(changed)}). "
+            f"Resume it as it was: sparring train --out {folder} --resume."
+        )
     return run
 
 

@@ -59,7 +59,7 @@ def test_a_recipe_with_overrides(sparring, tmp_path):
         (["fat-digits", "--lr", "-1"], ["lr must be finite and positive"]),
         (["fat-digits", "--lr", "0.1,0.01"], ["write for example 0.1,0.01@60"]),
         (["fat-digits", "--attack.eps", "8"], ["attack.eps must lie in (0, 1], got 8.0", "write 8/255"]),
-        (["fat-digits", "--attack.eps", "nan"], ["eps must lie in (0, 1], got nan"]),
+        (["fat-digits", "--attack.eps", "nan"], ["'nan' is not a number"]),
         (["fat-digits", "--attack.steps", "0"], ["steps must be a whole number of at least 1"]),
         (["fat-digits", "--objective", "fatt"], ["'fatt'", "'fat-trades'"]),
         (["fat-digits", "--model", "resnet"], ["unknown model 'resnet'", "Did you mean 'resnet18'?"]),

@@ -116,3 +116,29 @@ class Odd(nn.Module):
 @pytest.mark.parametrize("model", [Fickle(), Odd()], ids=["control flow", "a layer not known"])
 def test_what_cannot_be_folded_is_refused(model):
     assert fold(model, dtype=torch.float32, fused=False) is None
+
+
+def test_the_attack_sees_eval_mode_while_the_model_trains():
+    """Dropout is off in the folded network, on in the model, and neither moves the other's mode."""
+
+    class Dropping(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc, self.drop, self.out = nn.Linear(9, 64), nn.Dropout(0.5), nn.Linear(64, 3)
+
+        def forward(self, x):
+            return self.out(F.dropout(self.drop(self.fc(x.flatten(1))), 0.5, self.training))
+
+    model = Dropping().train()
+    network = fold(model, dtype=torch.float32, fused=False)
+    assert network is not None
+    x = torch.rand(4, 1, 3, 3)
+    model.train()
+    assert torch.equal(network(x), network(x))
+    assert model.drop.training
+    assert not torch.equal(model(x), model(x))
+
+
+def test_statistics_without_weights_are_refused():
+    model = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(9, affine=False), nn.Linear(9, 3))
+    assert fold(model, dtype=torch.float32, fused=False) is None

@@ -72,3 +72,39 @@ def test_what_comes_after_an_update_is_done():
     fast(x, x, y, 0.1)
     fast(x[:3], x[:3], y[:3], 0.1)
     assert len(done) == 2
+
+
+def test_a_checkpoints_momentum_is_laid_out_like_its_parameter():
+    """Under channels_last a resumed run's momentum comes contiguous; the fused kernel walks memory, not shapes."""
+
+    def made():
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 4))
+        return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def loss(m, x, x_adv, y):
+        return nn.functional.cross_entropy(m(x), y)
+
+    (plain_model, plain), (fast_model, fast) = made(), made()
+    generator = torch.Generator().manual_seed(0)
+    for one, other in zip(plain_model.parameters(), fast_model.parameters(), strict=True):
+        momentum = torch.randn(one.shape, generator=generator)
+        plain.state[one]["momentum_buffer"], fast.state[other]["momentum_buffer"] = momentum.clone(), momentum.clone()
+    fast_model.to(memory_format=torch.channels_last)
+    given = {"batch": 8, "shape": (3, 6, 6), "device": torch.device("cpu"), "half": False, "compiled": False}
+    x, y = torch.rand(8, 3, 6, 6, generator=generator), torch.arange(8) % 4
+    PlainUpdate(plain_model, plain, loss)(x, x, y, 0.1)
+    FastUpdate(fast_model, fast, loss, after=lambda: None, **given)(x, x, y, 0.1)
+    for one, other in zip(plain_model.parameters(), fast_model.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_without_momentum():
+    model = nn.Sequential(nn.Flatten(), nn.Linear(36, 4))
+    before = model[1].bias.detach().clone()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.0)
+    given = {"batch": 8, "shape": (1, 6, 6), "device": torch.device("cpu"), "half": False, "compiled": False}
+    fast = FastUpdate(model, optimizer, lambda m, x, x_adv, y: m(x)[:, 0].mean(), after=lambda: None, **given)
+    fast(torch.rand(8, 1, 6, 6), torch.rand(8, 1, 6, 6), torch.zeros(8, dtype=torch.int64), 0.1)
+    torch.testing.assert_close(model[1].bias, before - torch.tensor([0.1, 0, 0, 0]))

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
+from sparring import losses
 from sparring.attacks import pgd
 from sparring.errors import UserError
 from sparring.evaluation import doubt
@@ -203,7 +204,7 @@ def test_nor_does_a_convolutional_one(trained) -> None:  # type: ignore[no-untyp
 def test_nor_an_overtrained_one(digits: tuple[Tensor, Tensor], unseen: tuple[Tensor, Tensor]) -> None:
     """Logits as large as a long training without weight decay ends up with are still honest."""
     net = train(digits, 5, 0.0)
-    gap = -doubt.losses.margin(net(unseen[0]), unseen[1])
+    gap = -losses.margin(net(unseen[0]), unseen[1])
     scale = 15 / gap.median().item()  # beyond what float32 can tell from certainty: 1 - p_y is 0 at 17
     assert doubts(Broken(net, lambda inner, x: scale * inner(x)).eval(), *unseen, eps=0.1) == []
 

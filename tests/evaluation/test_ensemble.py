@@ -126,13 +126,8 @@ def test_a_bf16_success_that_fp32_does_not_confirm_is_tried_again_in_fp32(played
 def test_what_the_bf16_copy_gets_wrong_naturally_is_attacked_in_fp32(played, monkeypatch):
     calls, breaks = played
     breaks["apgd-ce"] = {True: {4}}
-    real = ensembling.stands
-
-    def judge(model, x, y):
-        right = real(model, x, y)
-        return right if isinstance(model, nn.Module) else right & (x[:, 0, 0, 0] != 0.04)
-
-    monkeypatch.setattr(ensembling, "stands", judge)
+    real = ensembling._seen_right
+    monkeypatch.setattr(ensembling, "_seen_right", lambda model, x, y: real(model, x, y) & (x[:, 0, 0, 0] != 0.04))
     given = {"eps": EPS, "doubts": False, "precision": "bf16"}
     record = evaluate(Corner(), *corner_images(), "autoattack", **given)["autoattack"]
     assert ("apgd-ce", True, [4]) in calls

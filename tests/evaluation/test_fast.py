@@ -99,3 +99,31 @@ def test_verdicts_are_exact_and_settings_come_back():
 def test_logits_that_are_no_numbers_are_wrong():
     logits = torch.tensor([[torch.nan, 0.0], [0.0, 1.0]])
     assert stands(lambda x: logits, torch.zeros(2, 1), torch.tensor([0, 1])).tolist() == [False, True]
+
+
+class Viewed(nn.Module):
+    """Reshapes with view, which channels_last does not allow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.fc = nn.Conv2d(3, 8, 3, padding=1), nn.Linear(8 * 16, 3)
+
+    def forward(self, x):
+        return self.fc(self.conv(x).view(len(x), -1))
+
+
+class NormFirst(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.BatchNorm2d(3), nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(32, 3))
+
+
+@pytest.mark.parametrize("make", [Viewed, NormFirst])
+def test_a_strangers_forward_is_served_one_way_or_the_other(make):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = make().eval()
+    x = torch.rand(4, 3, 4, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    fast = gradient_model(model, x.detach(), precision="bf16")
+    logits = fast(x)
+    torch.testing.assert_close(logits, model(x), rtol=0.05, atol=0.05)
+    torch.autograd.grad(logits.sum(), x)

@@ -35,18 +35,28 @@ def test_every_objective_has_one(objective, data):
     assert recipes.find(f"{objective}-{data}").config.objective == objective
 
 
-def test_the_papers_schedules():
-    """facts: Table 1, 2 and 4, epochs 1-based."""
-    tau = {name: recipes.find(f"{name}-cifar10-resnet18").config for name in ("fat", "fat-trades", "fat-mart")}
-    changes = {
-        name: [
-            epoch
-            for epoch in range(2, found.epochs + 1)
-            if found.attack.at(epoch, found.epochs).tau != found.attack.at(epoch - 1, found.epochs).tau
-        ]
-        for name, found in tau.items()
-    }
-    assert changes == {"fat": [52, 91], "fat-trades": [32, 51, 71], "fat-mart": [21, 41, 61, 81]}
+# facts, section 4: where the learning rate and tau change, epochs 1-based.
+CHANGES = {
+    "madry": ([60, 90, 110], []),
+    "fat": ([60, 90, 110], [51, 91]),
+    "trades": ([75], []),
+    "fat-trades": ([75], [31, 51, 71]),
+    "mart": ([60, 90], []),
+    "fat-mart": ([60, 90], [21, 41, 61, 81]),
+}
+
+
+@pytest.mark.parametrize(("name", "changes"), CHANGES.items())
+def test_the_schedules_change_where_the_authors_do(name, changes):
+    found = recipes.find(f"{name}-cifar10-resnet18").config
+
+    def starts(schedule):
+        """Every change falls on the beginning of an epoch; looked for at each of its hundred parts."""
+        places = [1 + hundredth / 100 for hundredth in range(100 * found.epochs)]
+        values = [schedule.at(place, found.epochs) for place in places]
+        return [places[i] for i in range(1, len(places)) if values[i] != values[i - 1]]
+
+    assert (starts(found.lr), starts(found.attack.tau)) == changes
 
 
 def test_unknown():

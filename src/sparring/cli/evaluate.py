@@ -150,7 +150,11 @@ def _fit(model: dict[str, object], images: Dataset, path: Path) -> None:
 
 
 def _folder(path: Path) -> Path:
-    return path / "evaluation" if path.is_dir() else Path("evaluation") / path.name.partition(".")[0]
+    return (
+        path / "evaluation"
+        if path.is_dir()
+        else Path("evaluation") / re.sub(r"(\.(pth?|tar|safetensors))+$", "", path.name)
+    )
 
 
 def _name(asked: Arguments) -> str:

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -55,8 +56,6 @@ def prepare(
         why = "as asked" if kind == "plain" else "captured graphs and bf16 need CUDA"
         return Engine(friendly_pgd, PlainUpdate(model, optimizer, loss), model, f"engine: plain, fp32 ({why})", 1)
     cuda = device.type == "cuda"
-    if cuda:
-        torch.backends.cudnn.benchmark = True  # few batch sizes, each tuned once
     if half and cuda:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     dtype = next(model.parameters()).dtype
@@ -76,6 +75,17 @@ def prepare(
     captured = "captured graphs" if cuda else "uncaptured: no CUDA"
     line = f"engine: fast, {'bf16' if half else 'fp32'}, {captured}, {how}"
     return Engine(walk, update, network, line, check_every=100 if cuda else 1)
+
+
+@contextmanager
+def tuned(engine: Engine) -> Iterator[None]:
+    """cuDNN tunes each of the few batch sizes once; afterwards the caller's setting again, for others have many."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = before or isinstance(engine.walk, FastWalk)
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
 
 
 def _nothing() -> None:
@@ -101,4 +111,4 @@ def _as_it_is(model: nn.Module, half: bool) -> Network:
     return logits
 
 
-__all__ = ["Engine", "FastUpdate", "FastWalk", "Kind", "PlainUpdate", "Update", "Walk", "prepare"]
+__all__ = ["Engine", "FastUpdate", "FastWalk", "Kind", "PlainUpdate", "Update", "Walk", "prepare", "tuned"]

@@ -8,6 +8,7 @@ or holds a layer with weights that is not known here, is refused with None and t
 
 from __future__ import annotations
 
+import copy
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
+from sparring.attacks.setting import quiet
+
+_Norm = nn.modules.batchnorm._NormBase  # with statistics, though perhaps without weights
 _ADDS: set[Any] = {operator.add, torch.add}
 _RELUS: set[Any] = {F.relu, torch.relu}
 
@@ -138,7 +142,7 @@ class ScaleShift(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x * scale + shift."""
-        return torch.addcmul(self.shift, x, self.scale)
+        return torch.addcmul(self.shift, x.to(self.scale.dtype), self.scale)
 
 
 class Dense(nn.Module):
@@ -216,7 +220,8 @@ def fold(model: nn.Module, *, dtype: torch.dtype, fused: bool) -> Folded | None:
         fused: whether to use cuDNN's fused convolutions (CUDA and bf16).
     """
     try:
-        graph = fx.GraphModule(model, _Tracer().trace(model))
+        with quiet(model):  # a forward that asks for its mode is traced in eval mode
+            graph = fx.GraphModule(model, _Tracer().trace(model))
     except Exception:  # whatever a foreign forward does that cannot be traced
         return None
     if any(node.op == "get_attr" for node in graph.graph.nodes):  # a weight used outside of its layer
@@ -249,8 +254,10 @@ def fold(model: nn.Module, *, dtype: torch.dtype, fused: bool) -> Folded | None:
         elif isinstance(module, nn.Linear):
             units.append(Dense(module, first=not units, dtype=dtype))
             _become(graph, node, units[-1])
-        elif any(True for _ in module.parameters()):
+        elif any(True for _ in module.parameters()) or isinstance(module, _Norm):
             return None
+        else:  # pooling, normalisation of pixels: a copy, for its mode is not to follow the model's
+            _become(graph, node, copy.deepcopy(module))
     graph.graph.lint()
     graph.recompile()
     graph.delete_all_unused_submodules()
@@ -287,7 +294,13 @@ def _absorb(graph: fx.GraphModule, node: fx.Node, unit: ConvUnit) -> None:
     """Pull [add ->] relu behind a convolution into its unit, where nobody else reads what lies between."""
     after = _only_user(node)
     added: fx.Node | None = None
-    if after is not None and after.op == "call_function" and after.target in _ADDS and len(after.args) == 2:
+    if (
+        after is not None
+        and after.op == "call_function"
+        and after.target in _ADDS
+        and len(after.args) == 2
+        and not after.kwargs
+    ):
         behind = _only_user(after)
         other = after.args[1] if after.args[0] is node else after.args[0]
         if behind is None or not _is_relu(graph, behind) or not isinstance(other, fx.Node) or other is node:

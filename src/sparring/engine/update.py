@@ -73,13 +73,17 @@ class FastUpdate:
         self.forward: nn.Module = torch.compile(model, dynamic=False) if compiled else model  # type: ignore[assignment]
         self.parameters: list[Tensor] = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.momenta: list[Tensor] = []
-        for parameter in self.parameters:
-            state = optimizer.state[parameter]
-            # A momentum of zero gives torch's own first step: m * 0 + g.
-            state["momentum_buffer"] = state.get("momentum_buffer", torch.zeros_like(parameter))
-            self.momenta.append(state["momentum_buffer"])
         group = optimizer.param_groups[0]
         self.momentum, self.weight_decay = float(group["momentum"]), float(group["weight_decay"])
+        for parameter in self.parameters if self.momentum else ():
+            # Laid out like its parameter (a checkpoint's is not, under channels_last): the kernel walks both as memory.
+            # A momentum of zero gives torch's own first step: m * 0 + g.
+            momentum = torch.zeros_like(parameter, requires_grad=False)
+            before = optimizer.state[parameter].get("momentum_buffer")
+            if before is not None:
+                momentum.copy_(before)
+            optimizer.state[parameter]["momentum_buffer"] = momentum
+            self.momenta.append(momentum)
         self.x = torch.zeros(batch, *shape, device=device)
         self.x_adv = torch.zeros(batch, *shape, device=device)
         self.y = torch.zeros(batch, dtype=torch.int64, device=device)

@@ -7,6 +7,8 @@ and the step size are numbers in memory: a schedule recaptures nothing. Without 
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from torch import Tensor, nn
 
@@ -15,6 +17,7 @@ from sparring.attacks import Found
 from sparring.engine.active import ActiveSet, Network
 from sparring.engine.buckets import bucket_sizes, fitting
 from sparring.engine.graphs import Captured
+from sparring.errors import UserError
 
 
 class FastWalk:
@@ -54,6 +57,8 @@ class FastWalk:
         generator: torch.Generator,
     ) -> Found:
         """As `friendly_pgd`, for images that are known to be good. `model` is not called: the network stands for it."""
+        if loss not in ("ce", "kl"):
+            raise UserError(f"the engine climbs 'ce' or 'kl', got {loss!r}. Use --engine plain.")
         key = (steps, loss, noise > 0, project)
         if key not in self.made:
             self.made[key] = _Bench(self, *key)
@@ -113,7 +118,10 @@ class _Bench:
     def wait(self) -> int:
         """The number of examples that go on from the step just launched."""
         self.taken += 1
-        while True:
+        for poll in itertools.count(1):
             serial, count = self.active.read()
             if serial >= self.taken:
                 return count
+            if poll % 100_000 == 0:  # a device that has failed never reports; asking it raises
+                torch.cuda.current_stream().query()
+        raise AssertionError("unreachable")

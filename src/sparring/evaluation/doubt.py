@@ -152,10 +152,13 @@ def _measure(
     walk = probe.walk(model, x, y, eps=eps, steps=PGD_STEPS if enough else MANY_STEPS, look_at=PGD_STEPS)
     found["loss-does-not-grow"] = loss_does_not_grow(walk.first[clean], walk.last[clean])
     weaker = more_steps_weaker(told) or more_steps_weaker(walk.correct)
-    # Large steps of a fixed size overshoot on honest models too. What counts is an attack that stays weaker when its
-    # steps shrink as their number grows.
-    if weaker and not more_steps_weaker(probe.settled(model, x, y, eps=eps, counts=(PGD_STEPS, MANY_STEPS))):
-        weaker = None
+    if weaker:
+        # Large steps of a fixed size overshoot on honest models too: if smaller ones reach what few large ones reached,
+        # the gradient was meaningful after all.
+        verdicts = [*(verdict[rows] for verdict in told.values()), *walk.correct.values()]
+        lowest = min(verdicts, key=lambda verdict: int(verdict.sum()))
+        settled = probe.settled(model, x, y, eps=eps, steps=MANY_STEPS)
+        weaker = weaker if _excess(settled, lowest) > STEPS_GAP else None
     found["more-steps-weaker"] = weaker
     here = walk.correct[max(walk.correct)]
     if cw_told is None:

@@ -1,9 +1,9 @@
 """AutoAttack, part by part and batch by batch, on the examples that still stand.
 
 Its accuracy is its own: every example that is right naturally is attacked, whatever other attacks found in the same
-call. A success counts once the caller's model, in fp32, is wrong there. With bf16 gradients two kinds of example would
-be let off too lightly: one broken in bf16 only, and one that the bf16 copy gets wrong naturally, which the package then
-skips. Both are attacked again by the same part with the fp32 model, so that bf16 cannot flatter a model that way.
+call. A success counts once the caller's model, in exact fp32, is wrong there. With gradients in bf16 or TF32 two kinds
+of example would be let off too lightly: one broken by the rounding only, and one that the rounded model gets wrong
+naturally, which the package then skips. Both are attacked again by the same part in exact fp32: rounding flatters none.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 
 from sparring.attacks.autoattack import Version, attack_part, is_stochastic, parts
+from sparring.attacks.setting import Model
 from sparring.evaluation.protocols import Settings
 from sparring.evaluation.result import Run
 from sparring.evaluation.store import Ledger
 from sparring.evaluation.subject import Subject
-from sparring.evaluation.verdict import stands
+from sparring.evaluation.verdict import exact, rounds, stands
 
 Task = Callable[[str, int], Callable[[int], None]]  # (what, how many) -> advance(by)
 
@@ -71,13 +72,20 @@ def _judge(
     """Whether each example stands this part, and how many had to be attacked again in fp32."""
     found = attack_part(part, subject.fast, x, y, eps=eps, version=version, seed=seed)
     right = stands(subject.model, found.x_adv, y)
-    if subject.fast is subject.model:
+    if subject.fast is subject.model and not rounds(x.device):
         return right, 0
-    skipped = ~stands(subject.fast, x, y)
+    skipped = ~_seen_right(subject.fast, x, y)
     doubtful = torch.nonzero(right & (found.claimed | skipped))[:, 0]
     if len(doubtful):
         # Smaller pieces: fp32 needs twice the memory that the batch was sized by.
         for piece in torch.split(doubtful, max(1, subject.batch // 2)):
-            again = attack_part(part, subject.model, x[piece], y[piece], eps=eps, version=version, seed=seed)
+            with exact(x.device):
+                again = attack_part(part, subject.model, x[piece], y[piece], eps=eps, version=version, seed=seed)
             right[piece] = stands(subject.model, again.x_adv, y[piece])
     return right, len(doubtful)
+
+
+@torch.no_grad()
+def _seen_right(model: Model, x: Tensor, y: Tensor) -> Tensor:
+    """Whether the model is right as the package sees it, rounding and all: what is not, it skips."""
+    return model(x).argmax(dim=1) == y

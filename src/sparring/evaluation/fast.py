@@ -42,6 +42,12 @@ def gradient_model(model: Model, probe: Tensor, *, precision: Precision, compile
     # cuDNN's fused convolutions are as fast as compiled ones on a ResNet and need no compiling.
     network = fold(model, dtype=torch.bfloat16, fused=probe.is_cuda and not compiled)
     assert network is not None
+    try:  # bf16 and channels_last may not suit what a stranger's forward does
+        with torch.enable_grad():
+            point = probe.float().requires_grad_()
+            torch.autograd.grad(network(point).sum(), point)
+    except (RuntimeError, TypeError):
+        return _autocast(model)
     return torch.compile(network, dynamic=True) if compiled else network
 
 

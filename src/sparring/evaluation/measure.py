@@ -33,7 +33,7 @@ from sparring.evaluation.protocols import Planned, Protocol, Settings, find, pla
 from sparring.evaluation.result import WORST, Record, Result, Run
 from sparring.evaluation.store import Store, open_store
 from sparring.evaluation.subject import Subject, prepare
-from sparring.evaluation.verdict import stands
+from sparring.evaluation.verdict import rounds, stands
 
 _NATURAL = Settings(eps=0.0, loss="")
 _DOUBTED = 256  # images that the self-checks look at
@@ -101,7 +101,7 @@ def evaluate(
     radii = sorted({protocol.eps if eps is None else eps for protocol in protocols})
     for radius in radii:
         name = WORST if radius == radii[-1] else f"{WORST}@{radius:.6g}"
-        records[name] = _worst(name, radius, [r for r in records.values() if not r.name.startswith(WORST)])
+        records[name] = _worst(name, radius, seed, [r for r in records.values() if not r.name.startswith(WORST)])
     found = _doubts(model, subject, records, eps=radii[-1], seed=seed) if doubts else ()
     return Result(records, len(x), _software(subject.device), dict(about or {}), found)
 
@@ -190,11 +190,11 @@ def _record(
     return Record(name, serves, *facts, precision, tuple(runs), detail or {})
 
 
-def _worst(name: str, eps: float, records: Sequence[Record]) -> Record:
+def _worst(name: str, eps: float, seed: int, records: Sequence[Record]) -> Record:
     """Right naturally and under every attack that stayed inside the ball."""
     inside = [record for record in records if record.eps <= eps]
     correct = torch.stack([record.correct for record in inside]).all(dim=0)
-    run = Run(0, correct, sum(record.seconds for record in inside))
+    run = Run(seed, correct, sum(record.seconds for record in inside))
     precision = inside[-1].precision
     return _record(name, Settings(eps=eps, loss=""), (), precision, [run], {"over": [r.name for r in inside]})
 
@@ -248,5 +248,5 @@ def _software(device: torch.device) -> dict[str, str]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "device": f"{device.type}: {name}",
-        "tf32": str(torch.backends.cudnn.allow_tf32) if device.type == "cuda" else "False",  # of fp32 gradients only
+        "tf32": str(rounds(device)),  # of fp32 gradients; verdicts are exact
     }

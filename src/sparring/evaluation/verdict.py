@@ -48,6 +48,17 @@ def _full_precision() -> Iterator[None]:
             backends.cudnn.allow_tf32 = True
 
 
+def rounds(device: torch.device) -> bool:
+    """Whether fp32 work on this device may be done in TF32, by the caller's settings."""
+    backends: Any = torch.backends
+    if device.type != "cuda":
+        return False
+    try:
+        return bool(backends.cudnn.allow_tf32) or torch.get_float32_matmul_precision() != "highest"
+    except RuntimeError:  # torch's newer switches
+        return any(switch.fp32_precision != "ieee" for switch in (backends.cuda.matmul, backends.cudnn.conv))
+
+
 @torch.no_grad()
 def stands(model: Model, x: Tensor, y: Tensor) -> Tensor:
     """Whether the model is right, one bool per example. Logits that are not numbers are wrong."""

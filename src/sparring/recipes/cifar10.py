@@ -20,7 +20,7 @@ MADRY = Config(
     attack=Attack(eps=constant(8 / 255), step_size=0.007, steps=10, start="uniform"),
     epochs=120,
     batch_size=128,
-    lr=parse("0.1,0.01@50%,0.001@75%,0.0005@91%"),  # Table 1: epochs 60, 90 and 110 of 120
+    lr=parse("0.1,0.01@49.2%,0.001@74.2%,0.0005@91%"),  # Table 1: epochs 60, 90 and 110 of 120
     weight_decay=2e-4,
     augment="crop-flip",
     validation=1000,
@@ -31,7 +31,8 @@ STANDARD = replace(MADRY, objective="standard")
 FAT = replace(
     MADRY,
     objective="fat",
-    # authors' code: noise of 0.001 at every step (not in the paper); Table 1: tau 1 from epoch 51, 2 from 91
+    # authors' code: noise of 0.001 at every step (not in the paper)
+    # authors' code: tau 1 from epoch 51 and 2 from 91 of 120; paper: at epochs 50 and 90
     attack=replace(MADRY.attack, noise=0.001, tau=parse("0,1@41.7%,2@75%")),
 )
 TRADES = replace(
@@ -45,7 +46,7 @@ TRADES = replace(
 FAT_FOR_TRADES = replace(
     TRADES,
     objective="fat-trades",
-    attack=replace(TRADES.attack, tau=parse("0,1@35.3%,2@58.8%,3@82.3%")),  # Table 2: epochs 31, 51 and 71 of 85
+    attack=replace(TRADES.attack, tau=parse("0,1@35.3%,2@58.8%,3@82.3%")),  # authors' code: epochs 31, 51, 71 of 85
 )
 MART = replace(
     TRADES,
@@ -56,7 +57,7 @@ MART = replace(
 FAT_FOR_MART = replace(
     MART,
     objective="fat-mart",
-    attack=replace(MART.attack, tau=parse("0,1@22.2%,2@44.4%,3@66.6%,4@88.8%")),  # Table 4: epochs 21, 41, 61 and 81
+    attack=replace(MART.attack, tau=parse("0,1@22.2%,2@44.4%,3@66.6%,4@88.8%")),  # authors' code
 )
 
 _FULL = "not measured at full length yet"
