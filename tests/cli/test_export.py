@@ -32,7 +32,7 @@ def test_an_export_loads_as_it_says(sparring, finished, tmp_path):
         (["none"], ["there is no checkpoint at none"]),
         (["RUN", "--which", "worst"], ["'worst'", "('last', 'best')"]),
         (["RUN", "--out", "file"], ["cannot make the folder file", "--out"]),
-        (["text.pth"], ["text.pth is not a whole checkpoint"]),
+        (["text.pth"], ["text.pth is a text file"]),
     ],
 )
 def test_what_the_user_can_mend(sparring, finished, tmp_path, words, says):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 import time
 from dataclasses import dataclass, replace
@@ -76,7 +77,7 @@ def run(argv: list[str]) -> int:
     except Interrupted:
         again = shlex.join(["sparring", "demo", *argv])
         raise RunFailed(f"the demo was interrupted. Start it again with: {again}") from None
-    lead = verdict(methods[1], methods[2])
+    lead = verdict(methods[1], methods[2], len(data.test))
     page = options.out / "index.html"
     _write(page, lead, methods, models["FAT"], data, options)
     write_text(options.out / "demo.json", json.dumps(_as_data(methods, options, len(data.test)), indent=2) + "\n")
@@ -112,15 +113,19 @@ def _as_data(methods: list[Method], options: Options, images: int) -> dict[str, 
     return {"n": images, "seed": options.seed, "methods": rows, **runs.environment(torch.device("cpu"))}
 
 
-def verdict(madry: Method, fat: Method) -> str:
-    """One sentence of what the numbers show, whichever way they fell."""
-    natural = fat.accuracies["Natural"] - madry.accuracies["Natural"]
-    robust = fat.accuracies["PGD-20"] - madry.accuracies["PGD-20"]
-    more = "more" if natural > 0 else "less" if natural < 0 else "as"
-    stands = "better" if robust > 0 else "worse" if robust < 0 else "as well"
+def verdict(madry: Method, fat: Method, images: int) -> str:
+    """One sentence of what the numbers show, whichever way they fell. Within one standard error nobody is ahead."""
+
+    def ahead(column: str) -> int:
+        one, other = fat.accuracies[column], madry.accuracies[column]
+        noise = math.sqrt((one * (1 - one) + other * (1 - other)) / images)
+        return 0 if abs(one - other) <= noise else 1 if one > other else -1
+
+    accurate = {1: "more accurate", 0: "about as accurate", -1: "less accurate"}[ahead("Natural")]
+    robust = {1: "better", 0: "about as well", -1: "worse"}[ahead("PGD-20")]
     return (
-        f"Friendly training is {more} accurate on clean images ({percent(fat.accuracies['Natural'])} % against "
-        f"{percent(madry.accuracies['Natural'])} % for worst-case training), withstands PGD-20 {stands} "
+        f"Friendly training is {accurate} on clean images ({percent(fat.accuracies['Natural'])} % against "
+        f"{percent(madry.accuracies['Natural'])} % for worst-case training), withstands PGD-20 {robust} "
         f"({percent(fat.accuracies['PGD-20'])} % against {percent(madry.accuracies['PGD-20'])} %), and needs "
         f"{fat.backprops:.1f} instead of {madry.backprops:.1f} back-propagations per image to make its training data."
     )
