@@ -164,7 +164,7 @@ class Result:
             "about": self.about,
             "software": self.software,
             "doubts": list(self.doubts),
-            "records": [record.as_dict() for record in self],
+            "records": [{**record.as_dict(), "software": self.software} for record in self],
         }
 
     def to_json(self) -> str:
