@@ -1,6 +1,7 @@
 """Every digits recipe over three seeds: what `sparring recipes` says to expect.
 
     python benchmarks/digits_recipes.py results/digits-recipes.json
+    python benchmarks/digits_recipes.py results/digits-baselines.json dat-digits cat-digits ates-digits
 
 Trains each recipe with seeds 0, 1 and 2 on the CPU and measures it on the 450 test images at the radius it was trained
 for (protocol mart: PGD-20 and C&W-30 in steps of eps/10).
@@ -25,12 +26,12 @@ from sparring.train import train
 SEEDS = range(3)
 
 
-def main(out: Path) -> None:
+def main(out: Path, names: list[str]) -> None:
     data = load("digits")
     found: dict[str, object] = {"n": len(data.test), **runs.environment(torch.device("cpu"))}
-    found["command"] = "python benchmarks/digits_recipes.py results/digits-recipes.json"
+    found["command"] = " ".join(["python benchmarks/digits_recipes.py", str(out), *names])
     for recipe in recipes.RECIPES.values():
-        if recipe.config.data != "digits":
+        if recipe.config.data != "digits" or (names and recipe.name not in names):
             continue
         trials = []
         for seed in SEEDS:
@@ -54,6 +55,6 @@ def main(out: Path) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
+    if len(sys.argv) < 2:
         sys.exit(__doc__)
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2:])

@@ -53,11 +53,19 @@ def test_an_unknown_field_is_refused():
         {"lr": parse("0")},
         {"lr": parse("-0.1")},
         {"validation_eps": 8.0},
+        {"objective": "fta"},
     ],
 )
 def test_impossible_values_are_refused(changes):
     with pytest.raises(UserError, match=next(iter(changes))):
         replace(SOME, **changes)
+
+
+@pytest.mark.parametrize("objective", ["cat", "dat", "ates"])
+def test_what_an_objective_cannot_do_is_refused(objective):
+    for changes in ({"noise": 0.001}, {"project": False}):
+        with pytest.raises(UserError, match=f"{objective} searches inside the ball and without noise"):
+            replace(SOME, objective=objective, attack=replace(SOME.attack, **changes))
 
 
 def test_normalisation_is_of_the_training_data():

@@ -13,11 +13,11 @@ from typing import Any, Literal
 from sparring import schedules
 from sparring.attacks.setting import check_radius
 from sparring.data import Dataset
-from sparring.errors import UserError
-from sparring.objectives import Attack
+from sparring.errors import UserError, unknown
+from sparring.objectives import OBJECTIVES, Attack
 from sparring.schedules import Schedule, constant
 
-ObjectiveName = Literal["standard", "madry", "fat", "trades", "fat-trades", "mart", "fat-mart"]
+ObjectiveName = Literal["standard", "madry", "fat", "trades", "fat-trades", "mart", "fat-mart", "cat", "dat", "ates"]
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,12 @@ class Config:
         if min(self.lr.values()) < 0 or not 0 < max(self.lr.values()) < float("inf"):
             raise UserError(f"lr must be finite and positive, got {self.lr}.")
         check_radius("validation_eps", self.validation_eps)
+        if self.objective not in OBJECTIVES:
+            raise unknown("objective", self.objective, OBJECTIVES)
+        if not OBJECTIVES[self.objective].walks and (self.attack.noise or not self.attack.project):
+            raise UserError(
+                f"{self.objective} searches inside the ball and without noise. Leave out noise and project."
+            )
 
 
 def to_json(config: Config) -> dict[str, Any]:
@@ -81,7 +87,7 @@ def _plain(declared: Config | Attack) -> dict[str, Any]:
 def from_json(given: dict[str, Any]) -> Config:
     """The configuration that `to_json` wrote."""
     attack = dict(given.get("attack", {}))
-    for name in {"eps", "tau"} & attack.keys():
+    for name in {"eps", "tau", "fosc", "margin"} & attack.keys():
         attack[name] = schedules.parse(str(attack[name]))
     try:
         whole = {**given, "attack": Attack(**attack)}

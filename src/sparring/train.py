@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -128,8 +129,12 @@ def train(
         watch.begin(config, steps=steps, epoch=state.epoch, engine=parts.line)
     try:
         while state.epoch <= config.epochs:
-            with engines.tuned(parts):
-                _train_epoch(state, config, parts, training, steps, lambda: _save(run, state, facts), watch, stop)
+            history = run.metrics()
+            # An attack of an objective's own comes in every batch size: too many to tune for.
+            with engines.tuned(parts) if OBJECTIVES[config.objective].walks else nullcontext():
+                _train_epoch(
+                    state, config, parts, training, steps, history, lambda: _save(run, state, facts), watch, stop
+                )
             record = _record(state, config, held, parts.network)
             run.record(record)
             is_best = state.best is None or _score(record) > _score(state.best)
@@ -158,11 +163,12 @@ def _train_epoch(
     engine: Engine,
     training: Split,
     steps: int,
+    history: list[dict[str, Any]],
     save: Callable[[], None],
     watch: Watch | None,
     stop: Callable[[], bool],
 ) -> None:
-    """One pass over the training data, from wherever the state stands."""
+    """One pass over the training data, from wherever the state stands; `history` holds the epochs before it."""
     objective = OBJECTIVES[config.objective]
     model, tally = state.model.train(), state.tally
     device = training.x.device
@@ -177,7 +183,8 @@ def _train_epoch(
         start=state.step,
     ):
         place = state.epoch + state.step / steps
-        setting, lr = config.attack.at(place, config.epochs), config.lr.at(place, config.epochs)
+        setting = objective.adapt(config.attack.at(place, config.epochs), history)
+        lr = config.lr.at(place, config.epochs)
         draws = generator(device, config.seed, _ATTACK, state.epoch, state.step)
 
         found = objective.search(model, x, y, objective.inner, setting, draws, engine.walk)

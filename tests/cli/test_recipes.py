@@ -25,5 +25,5 @@ def test_one_in_full_is_its_configuration(sparring, name):
 
 
 def test_names_that_are_none(sparring):
-    sparring("recipes", "fat-cifar").mends("unknown recipe 'fat-cifar'", "Did you mean", "Known: fat-cifar10-resnet18")
+    sparring("recipes", "fat-cifar").mends("unknown recipe 'fat-cifar'", "Did you mean", "Known: ates-cifar10-resnet18")
     sparring("recipes", "fat-digits", "madry-digits").mends("madry-digits")

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from sparring.attacks import friendly_pgd, pgd
+from sparring.attacks import fosc_pgd, friendly_pgd, pgd
 from sparring.objectives import OBJECTIVES, Attack
 from sparring.schedules import constant, parse
 from tests.attacks.conftest import images, network
@@ -74,7 +74,7 @@ def test_the_inner_losses(batch):
 def longhand(name, model, x, x_adv, y):
     """The equations of the paper with torch's plainest operations, summed example by example."""
     total, n = 0.0, len(x)
-    if name in ("madry", "fat"):
+    if name in ("madry", "fat", "cat", "dat", "ates"):
         z = torch.softmax(model(x_adv), dim=1)
         return sum(-torch.log(z[i, y[i]]) for i in range(n)) / n
     if name == "standard":
@@ -112,6 +112,78 @@ def test_gradients_equal_autograd_on_the_equation(batch, name):
         assert torch.allclose(ours, theirs, rtol=1e-12)
 
 
+def test_dat_stops_by_fosc_at_the_criterion_of_the_epoch(batch):
+    model, x, y = batch
+    counts = []
+    for criterion in (0.5, 0.02, 0.0):
+        found = one_update("dat", model, x, y, replace(ATTACK, fosc=constant(criterion)))[0]
+        expected = fosc_pgd(model, x, y, eps=0.1, step_size=0.03, steps=5, criterion=criterion, generator=seeded())
+        assert torch.equal(found.x_adv, expected.x_adv)
+        counts.append(int(found.backprops.sum()))
+    assert counts == sorted(set(counts))  # the smaller the criterion, the harder the data
+
+
+def test_the_criterion_of_dat_falls_to_zero():
+    """c_t = max(0, c_max (1 - t/T')), t epochs done: c_max 0.5, T' 100 of 120 (99.96 as a share in one decimal)."""
+    attack = replace(ATTACK, fosc=parse("ramp:0.5..0@83.3%"))
+    for t in (0, 1, 50, 99, 100, 119):
+        assert attack.at(1 + t, 120).fosc == pytest.approx(max(0.0, 0.5 * (1 - t / 100)), abs=3e-4)
+
+
+def test_ates_lies_between_fat_and_madry(batch):
+    ends = [(0.0, "fat"), (1.0, "madry")]
+    for margin, other in ends:
+        one = one_update("ates", *batch, replace(ATTACK, margin=constant(margin)))[0]
+        two = one_update(other, *batch, replace(ATTACK, tau=constant(0)))[0]
+        assert torch.equal(one.backprops, two.backprops)
+        assert torch.allclose(one.x_adv, two.x_adv, rtol=0, atol=1e-12)
+    assert replace(ATTACK, margin=parse("ramp:0..1")).at(6, 10).margin == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "patience", "k"),
+    [
+        ([], 2, 1),
+        ([0.1, 0.2, 0.3, 0.4], 2, 1),  # improves: stays
+        ([0.3, 0.3, 0.2], 2, 2),  # twice not better
+        ([0.3, 0.2, 0.31, 0.2], 2, 1),  # the wait begins again with every improvement
+        ([0.3, 0.2, 0.2, 0.1, 0.2, 0.2], 2, 2),  # and with every new k: 0.1 and 0.2 are improvements of its own
+        ([0.3, 0.2, 0.2, 0.1, 0.1, 0.1], 2, 3),
+        ([0.5] * 200, 10, 4),  # K = 4
+        ([0.5] * 11, 10, 2),
+        ([0.5] * 10, 10, 1),
+    ],
+)
+def test_the_step_count_of_cat_grows_by_its_rule(accuracies, patience, k):
+    setting = replace(ATTACK, steps=4, patience=patience).at(1, 10)
+    records = [{"epoch": i, "pgd10": accuracy} for i, accuracy in enumerate(accuracies, 1)]
+    assert OBJECTIVES["cat"].adapt(setting, records) == replace(setting, steps=k)
+    assert OBJECTIVES["madry"].adapt(setting, records) == setting
+
+
+def test_cat_mixes_the_step_counts_up_to_k():
+    model = network()
+    x, y = images(model, 600)
+    found = one_update("cat", model, x, y, replace(ATTACK, steps=3))[0]
+    counts = found.backprops.bincount().tolist()
+    assert len(counts) == 4
+    assert all(abs(count - 150) < 45 for count in counts)  # four standard deviations
+    assert torch.equal(found.x_adv[found.backprops == 0], x[found.backprops == 0])
+
+
+@pytest.mark.parametrize("name", ["cat", "dat", "ates"])
+def test_an_own_attack_does_not_walk(batch, name):
+    def walk(*args, **kwargs):
+        raise AssertionError
+
+    model, x, y = batch
+    objective = OBJECTIVES[name]
+    assert not objective.walks
+    objective.search(model, x, y, "ce", ATTACK.at(1, 10), seeded(), walk)
+    still = objective.search(model, x, y, "ce", replace(ATTACK.at(1, 10), eps=0.0), seeded(), walk)
+    assert still.x_adv is x
+
+
 def test_standard_training_searches_nothing(batch):
     model, x, y = batch
     found = one_update("standard", model, x, y, ATTACK)[0]
@@ -145,6 +217,9 @@ def test_the_search_leaves_train_mode_on(batch):
         ({"step_size": 2}, "step_size must lie"),
         ({"start": "here"}, "start must be"),
         ({"noise": -1}, "noise must be"),
+        ({"fosc": parse("ramp:0.5..-0.1@50%")}, "attack.fosc must be finite and at least 0"),
+        ({"margin": constant(2)}, r"attack.margin must lie in \[-1, 1\]"),
+        ({"patience": 0}, "attack.patience must be at least 1"),
     ],
 )
 def test_bad_attacks_are_refused(changes, message):

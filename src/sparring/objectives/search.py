@@ -6,9 +6,9 @@ an optimiser, an epoch loop or a data set.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from sparring.attacks import Found, friendly_pgd
 from sparring.attacks.setting import check_radius, check_settings
 from sparring.errors import UserError
-from sparring.schedules import Schedule, constant
+from sparring.schedules import Ramp, Schedule, constant
 from sparring.threat import Start
 
 
@@ -31,6 +31,9 @@ class Setting:
     start: Start
     noise: float
     project: bool
+    fosc: float
+    margin: float
+    patience: int
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,12 @@ class Attack:
     """Sigma of normal noise added at every step."""
     project: bool = True
     """Put every step back into the eps-ball."""
+    fosc: Schedule = Ramp(0.5, 0.0, 0.833)  # noqa: RUF009
+    """FOSC at which an attack stops (c_t), in nats. Only dat uses it."""
+    margin: Schedule = Ramp(0.0, 1.0)  # noqa: RUF009
+    """Margin of probability above which an attack stops (lambda_t): 0 at the boundary, 1 never. Only ates uses it."""
+    patience: int = 10
+    """Epochs without a better PGD-10 validation accuracy before PGD gets one more step. Only cat uses it."""
 
     def __post_init__(self) -> None:
         if max(self.eps.values()) <= 0 or min(self.eps.values()) < 0:
@@ -61,6 +70,14 @@ class Attack:
         for tau in self.tau.values():
             if tau != int(tau) or tau < 0:
                 raise UserError(f"attack.tau must hold whole numbers of at least 0, got {self.tau}.")
+        for criterion in self.fosc.values():
+            if not 0 <= criterion < float("inf"):
+                raise UserError(f"attack.fosc must be finite and at least 0, got {self.fosc}. Write ramp:0.5..0@83.3%.")
+        for margin in self.margin.values():
+            if not -1 <= margin <= 1:
+                raise UserError(f"attack.margin must lie in [-1, 1], got {self.margin}. Write for example ramp:0..1.")
+        if self.patience < 1:
+            raise UserError(f"attack.patience must be at least 1, got {self.patience}.")
         check_settings(
             eps=max(self.eps.values()),
             step_size=self.step_size,
@@ -80,11 +97,15 @@ class Attack:
             start=self.start,
             noise=self.noise,
             project=self.project,
+            fosc=self.fosc.at(place, epochs),
+            margin=self.margin.at(place, epochs),
+            patience=self.patience,
         )
 
 
 InnerLoss = Literal["ce", "kl"]
 Walk = Callable[..., Found]  # the call of attacks.friendly_pgd, or an engine's
+Record = Mapping[str, Any]  # one epoch of the run, as its folder records it
 OuterLoss = Callable[[nn.Module, Tensor, Tensor, Tensor, float], Tensor]  # (model, x, x_adv, y, beta) -> scalar
 
 
@@ -104,6 +125,11 @@ class Search(Protocol):
         """The data found for (x, y), in their order."""
 
 
+def as_scheduled(setting: Setting, records: Sequence[Record]) -> Setting:
+    """What happened so far changes nothing."""
+    return setting
+
+
 @dataclass(frozen=True)
 class Objective:
     """Search for data, then minimise a loss on them."""
@@ -113,6 +139,9 @@ class Objective:
     inner: InnerLoss  # what the search climbs
     loss: OuterLoss  # what the weights descend, in train mode
     friendly: bool = False  # whether tau means anything
+    walks: bool = True  # whether the search uses `walk`, with its noise and its search without projection
+    # The setting after the epochs recorded so far. A pure function of them: what it knows survives a resume by itself.
+    adapt: Callable[[Setting, Sequence[Record]], Setting] = as_scheduled
 
 
 def natural(

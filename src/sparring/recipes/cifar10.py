@@ -59,6 +59,15 @@ FAT_FOR_MART = replace(
     objective="fat-mart",
     attack=replace(MART.attack, tau=parse("0,1@22.2%,2@44.4%,3@66.6%,4@88.8%")),  # authors' code
 )
+# Table 1's baselines. DAT: c_t reaches 0 after 100 of 120 epochs, alpha eps/4. CAT: with a patience of 10 k grows at
+# most every 11 epochs and is 10 from epoch 100 at the earliest; a shorter run needs less. ATES: the schedule is ours.
+DAT = replace(
+    MADRY,
+    objective="dat",
+    attack=replace(MADRY.attack, step_size=2 / 255, fosc=parse("ramp:0.5..0@83.3%")),
+)
+CAT = replace(MADRY, objective="cat", attack=replace(MADRY.attack, step_size=2 / 255, patience=10))
+ATES = replace(MADRY, objective="ates", attack=replace(MADRY.attack, margin=parse("ramp:0..1@100%")))
 
 _FULL = "not measured at full length yet"
 _PLAIN = "about 6 s an epoch on one H200, from the step times"
@@ -77,4 +86,7 @@ CIFAR10 = (
     Recipe("fat-trades-cifar10-resnet18", FAT_FOR_TRADES, "FAT for TRADES, tau 0 to 3", "not measured yet", _FULL),
     Recipe("mart-cifar10-resnet18", MART, "MART, beta 6", "not measured yet", _FULL),
     Recipe("fat-mart-cifar10-resnet18", FAT_FOR_MART, "FAT for MART, beta 6, tau 0 to 4", "not measured yet", _FULL),
+    Recipe("dat-cifar10-resnet18", DAT, "DAT, FOSC from 0.5 to 0", "not measured yet", "not measured yet"),
+    Recipe("cat-cifar10-resnet18", CAT, "CAT, PGD-1 to PGD-10", "not measured yet", "not measured yet"),
+    Recipe("ates-cifar10-resnet18", ATES, "ATES, margin from 0 to 1", "not measured yet", "not measured yet"),
 )

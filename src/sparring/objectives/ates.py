@@ -1,0 +1,48 @@
+"""Adversarial training with early stopping (ATES; cited in paper Section 4 as found independently of FAT).
+
+min_f  1/n sum_i  CE(f(x~_i), y_i)  with x~_i the first point of PGD-K where max_{j != y} p_j - p_y > lambda_t.
+
+The paper says no more than that it exists, and its authors' abstract that the attack stops at a level of difficulty
+which rises over training. The reading here: difficulty is the margin of probability by which the model is wrong, and
+lambda_t is the schedule `attack.margin`, our own numbers. At lambda 0 it is FAT with tau = 0, at 1 Madry's training; it
+differs from FAT in going on by confidence instead of by tau further steps. It does not claim to be its authors' code.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from sparring.attacks import Found, friendly_pgd, margin_pgd
+from sparring.objectives.madry import MADRY
+from sparring.objectives.search import InnerLoss, Setting, Walk, natural
+
+
+def to_the_margin(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    loss: InnerLoss,
+    setting: Setting,
+    generator: torch.Generator,
+    walk: Walk = friendly_pgd,
+) -> Found:
+    """PGD until the model is wrong by more than lambda_t. `walk` knows no such rule and is not used."""
+    if setting.eps == 0:
+        return natural(model, x, y, loss, setting, generator, walk)
+    return margin_pgd(
+        model,
+        x,
+        y,
+        eps=setting.eps,
+        step_size=setting.step_size,
+        steps=setting.steps,
+        margin=setting.margin,
+        start=setting.start,
+        generator=generator,
+    )
+
+
+ATES = replace(MADRY, name="ates", search=to_the_margin, walks=False)

@@ -1,0 +1,65 @@
+"""Curriculum adversarial training (CAT; paper Section 4.3, Table 1): the step count k of PGD-k grows as it is mastered.
+
+min_f  1/n sum_i  CE(f(x~_i), y_i)  with x~_i from PGD-k_i, k_i drawn uniformly from 0..k for every example (batch
+mixing, against forgetting). k grows by one, up to K, once the k-accuracy has not improved for `attack.patience` epochs.
+
+Chosen where the paper is brief: k begins at 1, and 0 in the mix is the image itself. The k-accuracy is watched through
+its stand-in in the records, the validation accuracy under PGD-10 (`pgd10`); after k has grown the watch begins anew.
+k is thus a function of the recorded epochs: there is no state to save, and a run that was killed finds the same k.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from sparring.attacks import Found, friendly_pgd, pgd_until
+from sparring.objectives.madry import MADRY
+from sparring.objectives.search import InnerLoss, Record, Setting, Walk, natural
+
+
+def mastered_steps(accuracies: Sequence[float], patience: int, most: int) -> int:
+    """The k of the epoch that follows these accuracies."""
+    k, best, waited = 1, -1.0, 0
+    for accuracy in accuracies:
+        best, waited = (accuracy, 0) if accuracy > best else (best, waited + 1)
+        if waited == patience:
+            k, best, waited = k + 1, -1.0, 0
+    return min(k, most)
+
+
+def curriculum(setting: Setting, records: Sequence[Record]) -> Setting:
+    """The setting with k steps instead of K."""
+    k = mastered_steps([record["pgd10"] for record in records], setting.patience, setting.steps)
+    return replace(setting, steps=k)
+
+
+def mixed(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    loss: InnerLoss,
+    setting: Setting,
+    generator: torch.Generator,
+    walk: Walk = friendly_pgd,
+) -> Found:
+    """PGD-k_i, k_i uniform in 0..k. `walk` takes one number of steps for all and is not used."""
+    if setting.eps == 0:
+        return natural(model, x, y, loss, setting, generator, walk)
+    steps = torch.randint(0, setting.steps + 1, (len(x),), generator=generator, device=generator.device)
+    return pgd_until(
+        model,
+        x,
+        y,
+        eps=setting.eps,
+        step_size=setting.step_size,
+        steps=steps.to(x.device),
+        start=setting.start,
+        generator=generator,
+    )
+
+
+CAT = replace(MADRY, name="cat", search=mixed, walks=False, adapt=curriculum)
