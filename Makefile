@@ -27,6 +27,7 @@ test: lint types unit
 
 lint: $(STAMP)
 	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check --quiet src tests benchmarks
 
 types: $(STAMP)
 	@$(BIN)/mypy
