@@ -187,7 +187,7 @@ def _train_epoch(
         lr = config.lr.at(place, config.epochs)
         draws = generator(device, config.seed, _ATTACK, state.epoch, state.step)
 
-        found = objective.search(model, x, y, objective.inner, setting, draws, engine.walk)
+        found = objective.find(model, x, y, setting, draws, engine.walk)
         loss = engine.update(x, found.x_adv, y, lr)
 
         tally.loss += loss.double() * len(x)

@@ -31,7 +31,7 @@ def one_update(name, model, x, y, attack):
     """The gradients and batch-norm statistics after one search and one backward pass."""
     model = copy.deepcopy(model).train()
     objective = OBJECTIVES[name]
-    found = objective.search(model, x, y, objective.inner, attack.at(1, 10), seeded())
+    found = objective.find(model, x, y, attack.at(1, 10), seeded())
     loss = objective.loss(model, x, found.x_adv, y, 6.0)
     loss.backward()
     return found, loss, [p.grad for p in model.parameters()], list(model.buffers())
@@ -179,8 +179,8 @@ def test_an_own_attack_does_not_walk(batch, name):
     model, x, y = batch
     objective = OBJECTIVES[name]
     assert not objective.walks
-    objective.search(model, x, y, "ce", ATTACK.at(1, 10), seeded(), walk)
-    still = objective.search(model, x, y, "ce", replace(ATTACK.at(1, 10), eps=0.0), seeded(), walk)
+    objective.find(model, x, y, ATTACK.at(1, 10), seeded(), walk)
+    still = objective.find(model, x, y, replace(ATTACK.at(1, 10), eps=0.0), seeded(), walk)
     assert still.x_adv is x
 
 
@@ -201,7 +201,7 @@ def test_an_eps_of_zero_is_the_image(batch):
 def test_the_search_leaves_train_mode_on(batch):
     model, x, y = batch
     objective = OBJECTIVES["fat"]
-    objective.search(model, x, y, "ce", ATTACK.at(1, 10), seeded())
+    objective.find(model, x, y, ATTACK.at(1, 10), seeded())
     assert all(module.training for module in model.modules() if not isinstance(module, nn.Identity))
 
 

@@ -12,37 +12,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import torch
-from torch import Tensor, nn
-
-from sparring.attacks import Found, friendly_pgd, margin_pgd
+from sparring.attacks import Found, margin_pgd
 from sparring.objectives.madry import MADRY
-from sparring.objectives.search import InnerLoss, Setting, Walk, natural
+from sparring.objectives.search import Bout
 
 
-def to_the_margin(
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    loss: InnerLoss,
-    setting: Setting,
-    generator: torch.Generator,
-    walk: Walk = friendly_pgd,
-) -> Found:
-    """PGD until the model is wrong by more than lambda_t. `walk` knows no such rule and is not used."""
-    if setting.eps == 0:
-        return natural(model, x, y, loss, setting, generator, walk)
-    return margin_pgd(
-        model,
-        x,
-        y,
-        eps=setting.eps,
-        step_size=setting.step_size,
-        steps=setting.steps,
-        margin=setting.margin,
-        start=setting.start,
-        generator=generator,
-    )
+def to_the_margin(bout: Bout) -> Found:
+    """PGD until the model is wrong by more than lambda_t. The engine's walk knows no such rule and is not used."""
+    return margin_pgd(bout.model, bout.x, bout.y, margin=bout.setting.margin, **bout.numbers)
 
 
 ATES = replace(MADRY, name="ates", search=to_the_margin, walks=False)

@@ -14,11 +14,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
 
-from sparring.attacks import Found, friendly_pgd, pgd_until
+from sparring.attacks import Found, pgd_until
 from sparring.objectives.madry import MADRY
-from sparring.objectives.search import InnerLoss, Record, Setting, Walk, natural
+from sparring.objectives.search import Bout, Record, Setting
 
 
 def mastered_steps(accuracies: Sequence[float], patience: int, most: int) -> int:
@@ -37,29 +36,11 @@ def curriculum(setting: Setting, records: Sequence[Record]) -> Setting:
     return replace(setting, steps=k)
 
 
-def mixed(
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    loss: InnerLoss,
-    setting: Setting,
-    generator: torch.Generator,
-    walk: Walk = friendly_pgd,
-) -> Found:
-    """PGD-k_i, k_i uniform in 0..k. `walk` takes one number of steps for all and is not used."""
-    if setting.eps == 0:
-        return natural(model, x, y, loss, setting, generator, walk)
-    steps = torch.randint(0, setting.steps + 1, (len(x),), generator=generator, device=generator.device)
-    return pgd_until(
-        model,
-        x,
-        y,
-        eps=setting.eps,
-        step_size=setting.step_size,
-        steps=steps.to(x.device),
-        start=setting.start,
-        generator=generator,
-    )
+def mixed(bout: Bout) -> Found:
+    """PGD-k_i, k_i uniform in 0..k. The engine's walk takes one number of steps for all and is not used."""
+    draws, most = bout.generator, bout.setting.steps
+    steps = torch.randint(0, most + 1, (len(bout.x),), generator=draws, device=draws.device).to(bout.x.device)
+    return pgd_until(bout.model, bout.x, bout.y, **{**bout.numbers, "steps": steps})
 
 
 CAT = replace(MADRY, name="cat", search=mixed, walks=False, adapt=curriculum)

@@ -10,37 +10,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import torch
-from torch import Tensor, nn
-
-from sparring.attacks import Found, fosc_pgd, friendly_pgd
+from sparring.attacks import Found, fosc_pgd
 from sparring.objectives.madry import MADRY
-from sparring.objectives.search import InnerLoss, Setting, Walk, natural
+from sparring.objectives.search import Bout
 
 
-def to_the_criterion(
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    loss: InnerLoss,
-    setting: Setting,
-    generator: torch.Generator,
-    walk: Walk = friendly_pgd,
-) -> Found:
-    """PGD until FOSC <= c_t. `walk` knows no such rule and is not used."""
-    if setting.eps == 0:
-        return natural(model, x, y, loss, setting, generator, walk)
-    return fosc_pgd(
-        model,
-        x,
-        y,
-        eps=setting.eps,
-        step_size=setting.step_size,
-        steps=setting.steps,
-        criterion=setting.fosc,
-        start=setting.start,
-        generator=generator,
-    )
+def to_the_criterion(bout: Bout) -> Found:
+    """PGD until FOSC <= c_t. The engine's walk knows no such rule and is not used."""
+    return fosc_pgd(bout.model, bout.x, bout.y, criterion=bout.setting.fosc, **bout.numbers)
 
 
 DAT = replace(MADRY, name="dat", search=to_the_criterion, walks=False)

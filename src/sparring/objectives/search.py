@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -109,20 +109,27 @@ Record = Mapping[str, Any]  # one epoch of the run, as its folder records it
 OuterLoss = Callable[[nn.Module, Tensor, Tensor, Tensor, float], Tensor]  # (model, x, x_adv, y, beta) -> scalar
 
 
-class Search(Protocol):
-    """Finds the data to train on, by walking where it walks. Runs the model in eval mode and leaves it as it was."""
+@dataclass(frozen=True)
+class Bout:
+    """One batch against one model: what a search is given."""
 
-    def __call__(
-        self,
-        model: nn.Module,
-        x: Tensor,
-        y: Tensor,
-        loss: InnerLoss,
-        setting: Setting,
-        generator: torch.Generator,
-        walk: Walk = friendly_pgd,
-    ) -> Found:
-        """The data found for (x, y), in their order."""
+    model: nn.Module
+    x: Tensor
+    y: Tensor
+    inner: InnerLoss  # what to climb
+    setting: Setting
+    generator: torch.Generator
+    walk: Walk = friendly_pgd
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """What every attack takes."""
+        s = self.setting
+        return {"eps": s.eps, "step_size": s.step_size, "steps": s.steps, "start": s.start, "generator": self.generator}
+
+
+# Finds the data to train on, in the order of the batch. Runs the model in eval mode and leaves it as it was.
+Search = Callable[[Bout], Found]
 
 
 def as_scheduled(setting: Setting, records: Sequence[Record]) -> Setting:
@@ -143,56 +150,33 @@ class Objective:
     # The setting after the epochs recorded so far. A pure function of them: what it knows survives a resume by itself.
     adapt: Callable[[Setting, Sequence[Record]], Setting] = as_scheduled
 
+    def find(
+        self,
+        model: nn.Module,
+        x: Tensor,
+        y: Tensor,
+        setting: Setting,
+        generator: torch.Generator,
+        walk: Walk = friendly_pgd,
+    ) -> Found:
+        """The data to train on for this batch. A ball of radius 0 holds the images alone."""
+        bout = Bout(model, x, y, self.inner, setting, generator, walk)
+        return natural(bout) if setting.eps == 0 else self.search(bout)
 
-def natural(
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    loss: InnerLoss,
-    setting: Setting,
-    generator: torch.Generator,
-    walk: Walk = friendly_pgd,
-) -> Found:
+
+def natural(bout: Bout) -> Found:
     """No search: the images themselves."""
-    return Found(x, torch.zeros(len(x), dtype=torch.int64, device=x.device))
+    return Found(bout.x, torch.zeros_like(bout.y))
 
 
-def worst_case(
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    loss: InnerLoss,
-    setting: Setting,
-    generator: torch.Generator,
-    walk: Walk = friendly_pgd,
-) -> Found:
-    """Plain PGD-K, which is PGD-K-tau at tau = K."""
-    return friendly(model, x, y, loss, replace(setting, tau=setting.steps), generator, walk)
-
-
-def friendly(
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    loss: InnerLoss,
-    setting: Setting,
-    generator: torch.Generator,
-    walk: Walk = friendly_pgd,
-) -> Found:
+def friendly(bout: Bout) -> Found:
     """PGD-K-tau."""
-    if setting.eps == 0:
-        return natural(model, x, y, loss, setting, generator, walk)
-    return walk(
-        model,
-        x,
-        y,
-        eps=setting.eps,
-        step_size=setting.step_size,
-        steps=setting.steps,
-        tau=setting.tau,
-        loss=loss,
-        start=setting.start,
-        noise=setting.noise,
-        project=setting.project,
-        generator=generator,
+    s = bout.setting
+    return bout.walk(
+        bout.model, bout.x, bout.y, tau=s.tau, loss=bout.inner, noise=s.noise, project=s.project, **bout.numbers
     )
+
+
+def worst_case(bout: Bout) -> Found:
+    """Plain PGD-K, which is PGD-K-tau at tau = K."""
+    return friendly(replace(bout, setting=replace(bout.setting, tau=bout.setting.steps)))
