@@ -27,8 +27,10 @@ HOUSE = [
     "weights",
     "runs",
     "train",
+    "together",
     "evaluation",
     "recipes",
+    "bench",
     "report",
     "cli",
 ]

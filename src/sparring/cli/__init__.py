@@ -24,6 +24,7 @@ COMMANDS = {
     "evaluate": ("sparring.cli.evaluate", "measure how robust a model is"),
     "export": ("sparring.cli.export", "write a trained model as plain weights"),
     "recipes": ("sparring.cli.recipes", "list the recipes, or show one"),
+    "bench": ("sparring.cli.bench", "measure how fast training is here, against the plain ways"),
     "data": ("sparring.cli.data", "list the data sets, or fetch one"),
 }
 USAGE = """usage: sparring COMMAND [options]
