@@ -36,15 +36,15 @@ BASE = replace(
     lr=parse("one-cycle:0.3"),
     weight_decay=5e-4,
     batch_size=256,
-    epochs=28,
+    epochs=30,
     ema=0.997,
     attack=replace(cifar10.FAT.attack, tau=parse("0,1@40%,2@75%")),
 )
 CANDIDATES = {
-    "128": replace(BASE, batch_size=128, epochs=20, lr=parse("one-cycle:0.2"), ema=0.998),
+    "128": replace(BASE, batch_size=128, epochs=21, lr=parse("one-cycle:0.2"), ema=0.998),
     "256": BASE,
-    "256-tau": replace(BASE, epochs=26, attack=replace(BASE.attack, tau=parse("0,1@30%,2@55%"))),
-    "512": replace(BASE, batch_size=512, epochs=32, lr=parse("one-cycle:0.5"), ema=0.995),
+    "256-tau": replace(BASE, epochs=28, attack=replace(BASE.attack, tau=parse("0,1@30%,2@55%"))),
+    "512": replace(BASE, batch_size=512, epochs=38, lr=parse("one-cycle:0.5"), ema=0.995),
 }
 
 
@@ -124,7 +124,6 @@ def final(out: Path, given: argparse.Namespace) -> None:
     if given.lr:
         config = replace(config, lr=parse(given.lr))
     found = {"config": to_json(config), **runs.environment(DEVICE), "seeds": {}}
-    alone, *others = given.seeds
 
     def measure(seed: int, watch: Clock, model, company: int) -> None:
         result = evaluate(model, data.test.x, data.test.y, "dat", precision="bf16", doubts=False)
@@ -142,16 +141,11 @@ def final(out: Path, given: argparse.Namespace) -> None:
         print({name: f"{100 * accuracy:.2f}" for name, accuracy in row.items()}, flush=True)
         out.write_text(json.dumps(found, indent=1))
 
-    same = {"device": DEVICE, "data": data, "tensorboard": False, "overwrite": True}
-    watch = Clock(f"seed {alone}")
-    model = train(replace(config, seed=alone), Path(f"/tmp/final/{alone}"), watch=watch, **same)
-    measure(alone, watch, model, 1)
-    if others:
-        watches = [Clock(f"seed {seed}") for seed in others]
-        pairs = [(replace(config, seed=seed), Path(f"/tmp/final/{seed}")) for seed in others]
-        trained = train_together(pairs, at_once=len(others), watches=watches, **same)
-        for seed, watch, model in zip(others, watches, trained, strict=True):
-            measure(seed, watch, model, len(others))
+    for seed in given.seeds:
+        watch = Clock(f"seed {seed}")
+        same = {"device": DEVICE, "data": data, "tensorboard": False, "overwrite": True}
+        model = train(replace(config, seed=seed), Path(f"/tmp/final/{seed}"), watch=watch, **same)
+        measure(seed, watch, model, 1)
 
 
 def main() -> None:

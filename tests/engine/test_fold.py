@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 from torch import nn
@@ -150,3 +152,26 @@ def test_the_attack_sees_eval_mode_while_the_model_trains():
 def test_statistics_without_weights_are_refused():
     model = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(9, affine=False), nn.Linear(9, 3))
     assert fold(model, dtype=torch.float32, fused=False) is None
+
+
+def test_tracing_minds_its_own_thread():
+    """A run beside this one calls its model all the while."""
+    model, x, stop, failed = build("wrn-16-2"), images(), threading.Event(), []
+    expected = model(x)
+
+    def run() -> None:
+        try:
+            while not stop.is_set():
+                torch.testing.assert_close(model(x), expected)
+        except BaseException as error:
+            failed.append(error)
+
+    other = threading.Thread(target=run)
+    other.start()
+    try:
+        for _ in range(10):
+            assert fold(build("resnet18"), dtype=torch.float64, fused=False) is not None
+    finally:
+        stop.set()
+        other.join()
+    assert not failed

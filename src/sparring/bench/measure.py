@@ -77,10 +77,10 @@ class Bench:
         began = time.perf_counter()
         self.engine: Engine = train.engine_for(self.config, self.state, self.data, self.device, "auto")
         x, y = self._batch(0)
-        self._attack(self.engine, x, y, tau=0, step=0)
-        wait(self.device)
-        attack = time.perf_counter() - began
         with tuned(self.engine):
+            self._attack(self.engine, x, y, tau=0, step=0)
+            wait(self.device)
+            attack = time.perf_counter() - began
             self.engine.update(x, x, y, 0.0)
         wait(self.device)
         self.start = {"attack_s": attack, "first_step_s": time.perf_counter() - began}

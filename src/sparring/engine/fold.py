@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import operator
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch import Tensor, fx, nn
 
 from sparring.attacks.setting import quiet
 from sparring.engine.fused import conv_relu, kernels_for, split, split_in_one
+from sparring.engine.graphs import STARTING
 
 _Norm = nn.modules.batchnorm._NormBase  # with statistics, though perhaps without weights
 _ADDS: set[Any] = {operator.add, torch.add}
@@ -212,7 +214,27 @@ class Folded(nn.Module):
 
 
 class _Tracer(fx.Tracer):
-    """Looks into a module only as far as weights lie: one without any (normalisation) is called as it is."""
+    """Looks into a module only as far as weights lie: one without any (normalisation) is called as it is.
+
+    While it traces, torch lets it see every module that is called in the process. Those of other threads (runs side by
+    side) are none of its business.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.thread = threading.get_ident()
+
+    def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """A module is called."""
+        if threading.get_ident() != self.thread:
+            return forward(*args, **kwargs)
+        return super().call_module(m, forward, args, kwargs)
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        """A module's attribute is read."""
+        if threading.get_ident() != self.thread:
+            return attr_val
+        return super().getattr(attr, attr_val, parameter_proxy_cache)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return super().is_leaf_module(m, module_qualified_name) or not any(True for _ in m.parameters())
@@ -226,7 +248,7 @@ def fold(model: nn.Module, *, dtype: torch.dtype, fused: bool) -> Folded | None:
         fused: whether to use cuDNN's fused convolutions (CUDA and bf16).
     """
     try:
-        with quiet(model):  # a forward that asks for its mode is traced in eval mode
+        with STARTING, quiet(model):  # a forward that asks for its mode is traced in eval mode
             graph = fx.GraphModule(model, _Tracer().trace(model))
     except Exception:  # whatever a foreign forward does that cannot be traced
         return None

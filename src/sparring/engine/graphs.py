@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-_ONE_AT_A_TIME = threading.Lock()  # runs side by side (together.py) capture in turn
+STARTING = threading.RLock()  # runs side by side (together.py) trace, compile and capture in turn
 
 
 class Captured:
@@ -19,7 +19,7 @@ class Captured:
         self.work = work
         if pool is None:
             return
-        with _ONE_AT_A_TIME:
+        with STARTING:
             side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
