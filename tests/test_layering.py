@@ -30,6 +30,7 @@ HOUSE = [
     "evaluation",
     "recipes",
     "report",
+    "reproduce",
     "cli",
 ]
 ROOT = Path(sparring.__file__).parent

@@ -1,7 +1,7 @@
 """What a data set is once it is in memory: uint8 images (NCHW), int64 labels, a training and a test part.
 
-Also the ways to part one: `hold_out` (by a seed), `evenly` (without any randomness), `only` (by class). This module must
-not know where images come from, nor what is done with them.
+Also the ways to part one: `hold_out` (by a seed), `evenly` (without any randomness), `only` (by class). This module
+must not know where images come from, nor what is done with them.
 """
 
 from __future__ import annotations

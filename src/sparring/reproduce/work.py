@@ -1,0 +1,164 @@
+"""Carry out jobs: train what is missing, go on with what was interrupted, measure, write the result.
+
+A stop never loses work: training saves its place, an evaluation its verdicts, and the same jobs given again continue.
+Even a run that did not get to its end leaves a result behind, with its course so far and what an epoch costs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from sparring import runs, weights
+from sparring.data import Dataset, load
+from sparring.recipes.paper import Course, Losses, Mixture, Motivation, Robustness
+from sparring.reproduce import losses, mixture, motivation, results, robustness
+from sparring.reproduce.plan import Job, state
+from sparring.train import Interrupted, Watch, train
+
+
+class Stopped(Exception):
+    """The work was asked to stop, and has saved its place."""
+
+
+def _silent(line: str) -> None:
+    """Nobody is told."""
+
+
+def _unwatched(job: Job) -> Watch | None:
+    """Nobody looks on."""
+    return None
+
+
+@dataclass
+class Bench:
+    """Where the work is done, and who looks on."""
+
+    device: torch.device
+    stop: Callable[[], bool] = lambda: False  # asked between steps and between jobs
+    # Around a measurement, which keeps what it has: may break it off with a KeyboardInterrupt.
+    breakable: Callable[[], AbstractContextManager[None]] = nullcontext
+    watch: Callable[[Job], Watch | None] = _unwatched
+    tell: Callable[[str], None] = _silent
+    progress: bool = False
+    data: dict[str, Dataset] = field(default_factory=dict)  # loaded once
+
+    def dataset(self, spec: str) -> Dataset:
+        """A data set by its name."""
+        if spec not in self.data:
+            self.data[spec] = load(spec)
+        return self.data[spec]
+
+
+def carry_out(jobs: Sequence[Job], bench: Bench) -> None:
+    """Have every job's result, one after the other; those that are there are left alone.
+
+    Raises:
+        Stopped: once `bench.stop` said so; everything so far is on disk.
+    """
+    for job in jobs:
+        if state(job) == "measured":
+            continue
+        if bench.stop():
+            raise Stopped(f"before {job.name}")
+        train_runs([job], bench)
+        try:
+            with bench.breakable():
+                began = time.perf_counter()
+                found = _measure(job, bench)
+                seconds = time.perf_counter() - began
+        except KeyboardInterrupt:
+            raise Stopped(f"while measuring {job.name}; its verdicts so far are kept") from None
+        results.write(
+            job.path, {**_facts(job, bench, "measured"), "found": found, "measuring_seconds": round(seconds, 2)}
+        )
+        bench.tell(f"wrote {job.path}")
+
+
+def train_runs(jobs: Sequence[Job], bench: Bench) -> None:
+    """Bring the runs of these jobs to their end. The one place where this package trains."""
+    for job in jobs:
+        if job.config is None or job.folder is None or state(job) in ("trained", "measured"):
+            continue
+        bench.tell(f"training {job.name} -> {job.folder}")
+        if bench.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(bench.device)
+        how_far = "trained"
+        try:
+            train(
+                job.config,
+                job.folder,
+                recipe=f"{job.item}/{job.row.name}/{job.scale}",
+                resume=True,
+                device=bench.device,
+                data=bench.dataset(job.config.data),
+                watch=bench.watch(job),
+                stop=bench.stop,
+                tensorboard=False,
+            )
+        except Interrupted as interrupted:
+            how_far = "training"
+            raise Stopped(f"in {job.name}: {interrupted}") from None
+        finally:
+            results.write(job.path, _facts(job, bench, how_far, memory=_memory(bench.device)))
+
+
+def _memory(device: torch.device) -> float | None:
+    """The most that was in use on the GPU, in GiB."""
+    return round(torch.cuda.max_memory_allocated(device) / 2**30, 2) if device.type == "cuda" else None
+
+
+def _measure(job: Job, bench: Bench) -> dict[str, Any]:
+    """What the row asks for, of the model at its last epoch."""
+    what = job.row.measure
+    if isinstance(what, Motivation):
+        return motivation.measure(what, job.seed)
+    if isinstance(what, Course):
+        return {}
+    assert job.config is not None and job.folder is not None
+    model: nn.Module = weights.load_model(job.folder, device=bench.device)
+    data = bench.dataset(job.config.data)
+    if isinstance(what, Mixture):
+        return mixture.measure(what, model, data, device=bench.device, seed=job.seed)
+    if isinstance(what, Losses):
+        return losses.measure(what, model, data, device=bench.device)
+    assert isinstance(what, Robustness)
+    return robustness.measure(
+        what,
+        model,
+        data,
+        device=bench.device,
+        seed=job.seed,
+        limit=job.limit,
+        store=job.folder / "evaluation" / "verdicts",
+        progress=bench.progress,
+    )
+
+
+def _facts(job: Job, bench: Bench, how_far: str, memory: float | None = None) -> dict[str, Any]:
+    """What a result says beside its findings. The memory of earlier sessions is known from what they wrote."""
+    before = results.read(job.path) or {}
+    if before.get("config") == job.declared["config"]:
+        memory = max(memory or 0.0, before.get("peak_memory_gib") or 0.0) or None
+    facts: dict[str, Any] = {
+        "item": job.item,
+        "row": job.row.name,
+        "scale": job.scale,
+        "seed": job.seed,
+        "state": how_far,
+        **job.declared,
+        "environment": runs.environment(bench.device),
+    }
+    if job.folder is not None:
+        history = runs.read_metrics(job.folder)
+        facts["history"] = results.columns(history)
+        facts["training_seconds"] = round(sum(record["seconds"] for record in history), 2)
+        facts["sessions"] = len(runs.read_environment(job.folder))
+        facts["peak_memory_gib"] = memory
+    return facts
