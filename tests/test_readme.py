@@ -24,9 +24,13 @@ from sparring import data, models, recipes, runs
 from sparring.cli import COMMANDS, arguments, demo, evaluate, export, main, train
 from sparring.cli import data as data_command
 from sparring.cli import recipes as recipes_command
+from sparring.cli import report as report_command
+from sparring.cli import reproduce as reproduce_command
 from sparring.config import Config
 from sparring.data.sources import SOURCES
 from sparring.evaluation.protocols import find
+from sparring.recipes import paper
+from sparring.reproduce.plan import chosen
 from tests.cli.conftest import QUICK, write_images
 
 ROOT = Path(__file__).parents[1]
@@ -118,11 +122,12 @@ def parse(words: list[str], monkeypatch: pytest.MonkeyPatch) -> Any:
     if words[0] not in COMMANDS or words[-1] in ("--help", "-h"):
         return None
     with monkeypatch.context() as patched:
-        for module in (demo, evaluate, train, data_command, recipes_command, arguments):
+        others = (data_command, recipes_command, reproduce_command, report_command)
+        for module in (demo, evaluate, train, *others, arguments):
             patched.setattr(module, "parse", stop)
         patched.setattr(runs, "open_run", lambda folder: SimpleNamespace(recipe="fat-digits", config=Config()))
         command = {"demo": demo, "evaluate": evaluate, "train": train, "export": export}.get(words[0])
-        command = command or {"data": data_command, "recipes": recipes_command}[words[0]]
+        command = command or dict(zip(("data", "recipes", "reproduce", "report"), others, strict=True))[words[0]]
         with pytest.raises(Parsed) as caught:
             command.run(words[1:])
     options = caught.value.args[0]
@@ -135,6 +140,8 @@ def parse(words: list[str], monkeypatch: pytest.MonkeyPatch) -> Any:
         assert options.model is None or models.describe(options.model)
     elif words[0] == "recipes" and options.name is not None:
         recipes.find(options.name)
+    elif words[0] == "reproduce" and options.item is not None:
+        assert chosen(paper.find(options.item), options.scale, options.rows)
     elif words[0] == "data" and options.action == "fetch":
         assert options.name in data.FETCHABLE
     return options
@@ -282,6 +289,8 @@ natural 99.0
         "sparring evaluate runs/x --protocol trade",
         "sparring recipes fat",
         "sparring data fetch mnist",
+        "sparring reproduce table5",
+        "sparring reproduce table1 --rows fat-9",
         "sparring tarin",
         "make demos",
         "rm -rf /",

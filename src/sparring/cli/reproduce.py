@@ -199,9 +199,11 @@ def show(collected: Collected, folder: Path, screen: Screen) -> None:
     told: Callable[[str], None] = lambda line: screen.print(line, highlight=False)  # noqa: E731
     for note in notes(collected):
         told(note)
-    for path, caption in draw(collected, folder).items():
+    drawn = draw(collected, folder)
+    for caption in dict.fromkeys(drawn.values()):
         if caption:
             told(caption)
+    for path in drawn:
         screen.print(f"wrote {path}", highlight=False, soft_wrap=True)
     if not collected.found:
         told(f"Nothing of {collected.item.name} is measured yet. Begin with: sparring reproduce {collected.item.name}")

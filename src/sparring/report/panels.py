@@ -90,8 +90,11 @@ def planes(
         figure = Figure(figsize=(size * wide + 0.3, (size + 0.2) * len(rows) + 0.6), layout="constrained")
         axes = figure.subplots(len(rows), wide, squeeze=False)
         for number, row in enumerate(rows):
+            (left, bottom), (right, top) = _limits(row)
             for place, plane in zip(axes[number], row, strict=False):
                 _plane(place, plane, len(classes))
+                place.set_xlim(left, right)
+                place.set_ylim(bottom, top)
             if rims:
                 axes[number][0].set_ylabel(rims[number], fontweight="bold")
         marks = [
@@ -146,16 +149,22 @@ def _plain(axes: Axes, title: str) -> None:
     axes.set_title(title, fontsize=9, loc="left")
 
 
+def _limits(row: Sequence[Plane]) -> tuple[Any, Any]:
+    """The corners of a row's axes: the unit square where that is its plane, else around all its points."""
+    if any(plane.probability is not None for plane in row):
+        return (0.0, 0.0), (1.0, 1.0)
+    points = np.concatenate([np.asarray(plane.points, dtype=float) for plane in row])
+    room = 0.05 * np.ptp(points, axis=0) + 1e-9
+    return points.min(axis=0) - room, points.max(axis=0) + room
+
+
 def _plane(axes: Axes, plane: Plane, classes: int) -> None:
     axes.set_title(plane.title, fontsize=8.5, loc="left")
     axes.set_xticks([])
     axes.set_yticks([])
-    axes.set_aspect("equal", adjustable="datalim" if plane.probability is None else "box")
     if plane.probability is not None:
         axis = np.linspace(0, 1, len(plane.probability))
         axes.contour(axis, axis, np.asarray(plane.probability), levels=[0.5], colors=INK, linewidths=1.2)
-        axes.set_xlim(0, 1)
-        axes.set_ylim(0, 1)
     points, labels = np.asarray(plane.points, dtype=float), np.asarray(plane.labels)
     behind = None if plane.behind is None else np.asarray(plane.behind, dtype=float)
     for label in range(classes):

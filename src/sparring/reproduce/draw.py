@@ -52,7 +52,7 @@ def exhibit(collected: Collected) -> Exhibit:
         columns=list(item.columns) if table else (),
         lines=table,
         drawings=_tradeoffs(item.name, table) if table else _curves(collected) if lined else (),
-        pictures=() if lined else tuple(pictures(collected).values()),
+        pictures=() if lined or table else tuple(pictures(collected).values()),
         notes=notes(collected),
     )
 
@@ -108,10 +108,10 @@ def _by_line(collected: Collected, rows: Sequence[Row], column: str) -> tuple[Se
 
 
 def _pictured(collected: Collected) -> dict[str, list[Row]]:
-    """The rows of each picture. In fig-tau the groups are its lines: one picture shows them all."""
+    """The rows of each picture."""
     groups = _groups(collected)
-    if len({row.label for rows in groups.values() for row in rows}) == len(groups):
-        return {"": [row for rows in groups.values() for row in rows]} if groups else {}
+    if collected.item.together and groups:
+        return {"": [row for rows in groups.values() for row in rows]}
     return groups
 
 

@@ -60,7 +60,9 @@ def _mixture_told(what: Mixture, result: Result) -> str:
         f"point's {what.neighbours} nearest natural points, in the layer's own space, the share of another class. "
         f"In layer {layer}: natural {natural['foreign']:.1%}, PGD-{what.steps} {worst['foreign']:.1%}, "
         f"PGD-{what.steps}-0 {friendly['foreign']:.1%}. Points that have no natural neighbour of their own class: "
-        f"PGD-{what.steps} {worst['amidst']:.1%}, PGD-{what.steps}-0 {friendly['amidst']:.1%}. {_FAINT}"
+        f"PGD-{what.steps} {worst['amidst']:.1%}, PGD-{what.steps}-0 {friendly['amidst']:.1%}. Neighbours of the same "
+        f"class within each set: natural {natural['purity']:.1%}, PGD-{what.steps} {worst['purity']:.1%}, "
+        f"PGD-{what.steps}-0 {friendly['purity']:.1%}. {_FAINT}"
     )
 
 

@@ -47,6 +47,7 @@ FIG_TAU = Item(
     lite=f"{EPOCHS} epochs, tau 0, 1, 2, 3, 5, 10",
     columns=SIX | {"PGD-10": "pgd10"},
     xlabel="tau",
+    together=True,
     trials=5,
 )
 

@@ -98,6 +98,7 @@ class Item:
     lite: str  # what the short scale is
     columns: Mapping[str, str] = field(default_factory=dict)  # as printed -> the attack's name in a result
     xlabel: str = ""
+    together: bool = False  # all groups in one picture, a line each
     trials: int = 1  # the paper's repetitions
     note: str = ""  # where the paper's figures come from, and what others published
 

@@ -1,0 +1,107 @@
+"""Train, measure, write: once, resumable, shared between items."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from sparring import config as configs
+from sparring.reproduce import Bench, Stopped, carry_out, results, work
+from sparring.reproduce.plan import state
+from tests.reproduce.conftest import COURSE, FAT, LIMIT, TABLE, planned
+
+
+def found_in(job):
+    """A result without what differs from one session to the next."""
+    result = results.read(job.path)
+    for name in ("environment", "measuring_seconds", "training_seconds", "sessions"):
+        del result[name]
+    for name in ("seconds", "images_per_second"):
+        del result["history"][name]
+    for attack in result.get("found", {}).get("attacks", {}).values():
+        del attack["seconds"]
+    return result
+
+
+def test_a_result_says_what_was_made_and_how(measured):
+    job = planned(TABLE, measured)[1]
+    result = results.read(job.path)
+    assert configs.from_json(result["config"]) == FAT
+    assert (result["item"], result["row"], result["scale"], result["seed"]) == ("table-tiny", "fat", "lite", 0)
+    assert result["measure"] == {"kind": "robustness", "protocol": "mart", "autoattack": 0, "limit": LIMIT}
+    attacks = result["found"]["attacks"]
+    assert set(attacks) == {"natural", "fgsm", "pgd20", "cw30", "worst"}
+    assert attacks["pgd20"]["eps"] == 8 / 255 and attacks["pgd20"]["n"] == LIMIT == result["found"]["n"]
+    assert attacks["worst"]["accuracy"] <= attacks["pgd20"]["accuracy"] <= attacks["natural"]["accuracy"] <= 1
+    assert result["history"]["epoch"] == [1, 2]
+    assert result["training_seconds"] > 0 and result["environment"]["torch"]
+    assert job.path.stat().st_size < 10_000
+    assert "correct" not in job.path.read_text()  # verdicts stay in the run folder
+
+
+def test_what_is_there_is_not_made_again(measured, monkeypatch, bench):
+    def refuse(*args, **kwargs):
+        raise AssertionError("worked although everything was there")
+
+    monkeypatch.setattr(work, "train", refuse)
+    monkeypatch.setattr(work, "_measure", refuse)
+    carry_out([*planned(TABLE, measured), *planned(COURSE, measured)], bench)
+
+
+def test_two_items_share_a_run(tmp_path, monkeypatch, bench):
+    trained = []
+    really = work.train
+    monkeypatch.setattr(
+        work, "train", lambda config, *args, **kw: trained.append(config) or really(config, *args, **kw)
+    )
+    carry_out([*planned(COURSE, tmp_path), *planned(TABLE, tmp_path, rows=("fat",))], bench)
+    assert trained == [FAT]
+
+
+def test_a_stop_in_training_and_one_in_measuring_change_nothing(tmp_path, measured, monkeypatch):
+    (job,) = planned(TABLE, tmp_path, rows=("fat",))
+    steps = iter(range(1000))
+    with pytest.raises(Stopped, match="in table-tiny fat"):
+        carry_out([job], Bench(torch.device("cpu"), stop=lambda: next(steps) > 6))
+    begun = results.read(job.path)
+    assert begun["state"] == "training" and "found" not in begun and begun["history"]["epoch"] == [1]
+    assert state(job) == "interrupted"
+
+    class Broken:
+        """Breaks a measurement off at its second attack."""
+
+        def __enter__(self):
+            really, calls = work.robustness.evaluate, iter(range(9))
+
+            def evaluate(*args, **kwargs):
+                assert next(calls) == 0
+                really(*args, **{**kwargs, "doubts": False})
+                raise KeyboardInterrupt
+
+            monkeypatch.setattr(work.robustness, "evaluate", evaluate)
+
+        def __exit__(self, *_):
+            monkeypatch.undo()
+
+    with pytest.raises(Stopped, match="while measuring"):
+        carry_out([job], Bench(torch.device("cpu"), breakable=Broken))
+    assert state(job) == "trained"
+    carry_out([job], Bench(torch.device("cpu")))
+    assert found_in(job) == found_in(planned(TABLE, measured)[1])
+    assert results.read(job.path)["sessions"] == 2
+
+
+def test_a_stop_between_jobs(tmp_path):
+    jobs = planned(TABLE, tmp_path)
+    with pytest.raises(Stopped, match="before table-tiny madry"):
+        carry_out(jobs, Bench(torch.device("cpu"), stop=lambda: True))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_files_are_json_with_lists_on_one_line(measured):
+    path = planned(COURSE, measured)[0].path
+    text = path.read_text()
+    assert json.loads(text)["history"]["epoch"] == [1, 2]
+    assert '"epoch": [1,2]' in text
