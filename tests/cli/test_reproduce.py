@@ -121,7 +121,8 @@ def test_wrong_words(sparring, words, parts):
 
 
 def test_missing_data_and_a_missing_gpu(sparring, monkeypatch, tmp_path):
-    rows = tuple(replace(row, configs={"full": replace(row.configs["lite"], data="cifar10")}) for row in TABLE.rows)
+    far = {"data": "cifar10", "model": "resnet18"}
+    rows = tuple(replace(row, configs={"full": replace(row.configs["lite"], **far)}) for row in TABLE.rows)
     monkeypatch.setitem(ITEMS, "table-tiny", replace(TABLE, rows=rows))
     monkeypatch.setenv("SPARRING_DATA", str(tmp_path))
     sparring("reproduce", "table-tiny", "--scale", "full").mends("needs cifar10", "sparring data fetch cifar10")

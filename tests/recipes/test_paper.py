@@ -35,6 +35,7 @@ def test_items_are_whole(item):
     for row in item.rows:
         assert row.configs and set(row.configs) <= {"lite", "full"}
         assert set(row.paper) <= set(item.columns)
+        assert item.kind != "table" or len({one.label for one in item.rows}) == len(names)
         if isinstance(row.measure, Robustness):
             offered = {attack.name for attack in PROTOCOLS[row.measure.protocol].attacks}
             assert set(item.columns.values()) - {"natural", "autoattack"} <= offered
@@ -72,7 +73,7 @@ def changes(schedule, epochs):
 FULL = [
     ("table1", "fat-8", "wrn-32-10", 120, [60, 90, 110], [51, 91]),
     ("table2", "fat-trades-8", "wrn-34-10", 85, [75], [31, 51, 71]),
-    ("table3", "fat-trades-16-wide", "wrn-58-10", 85, [75], [31, 51, 71]),
+    ("table3", "fat-trades-16-larger", "wrn-58-10", 85, [75], [31, 51, 71]),
     ("table4", "fat-mart-8", "wrn-34-10", 90, [60, 90], [21, 41, 61, 81]),
     ("fig-tau", "small_cnn-tau3", "small_cnn", 80, [60], []),
     ("fig-bps", "resnet18-fat-trades-tau0", "resnet18", 100, [60, 90], []),
@@ -121,7 +122,7 @@ def test_published_figures_are_read_as_printed():
         published("89.34 46.1", columns)
     assert row_of("table1", "fat-16").paper["PGD-100"] == (49.56, 0.255)
     assert row_of("table2", "trades").paper["C&W"] == (54.47, None)
-    assert row_of("table3", "fat-trades-8-wide").paper["FGSM"] == (68.7, None)
+    assert row_of("table3", "fat-trades-8-larger").paper["FGSM"] == (68.7, None)
     assert row_of("table4", "fat-mart-16").paper["Natural"] == (84.39, 0.390)
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from sparring.recipes import cifar10, paper
 from sparring.reproduce import cost, plan
+from tests.reproduce.conftest import TABLE, planned
 
 
 def test_spelling():
@@ -37,3 +38,11 @@ def test_a_shared_run_is_counted_once():
 def test_every_item_has_a_cost(item):
     jobs = plan(item, scale="lite", runs_folder=Path(), results_folder=Path())
     assert all(cost.seconds([job]) > 0 for job in jobs)
+
+
+def test_what_is_left(measured, tmp_path):
+    fresh, done = planned(TABLE, tmp_path), planned(TABLE, measured)
+    assert cost.left(done) == 0
+    trained = planned(TABLE, measured, limit=None)
+    assert cost.left(trained) == pytest.approx(sum(map(cost.measuring, trained)))
+    assert cost.left(fresh) == pytest.approx(cost.seconds(fresh) - 2 * cost._START)

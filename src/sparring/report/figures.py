@@ -26,7 +26,8 @@ COLOURS = ("#6b7280", "#b45309", "#0f766e", "#6d28d9", "#be123c", "#1d4ed8")  # 
 _DASHES = (":", "--", "-", "-.", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1)))
 _MARKERS = ("o", "s", "^", "D", "v", "P")
 _SIZE = (4.6, 2.9)  # inches: 442 px, so that 9-pt text is still readable at a phone's width
-_LETTERS = 24  # longer names are cut in the drawing; the alt text has them whole
+_LETTERS = 25  # longer names are cut in the drawing; the alt text has them whole
+_ABOVE = 16  # letters of a name that may stand above its point
 _GAP = 0.085  # of the axes' height: the least distance between two names
 
 
@@ -60,7 +61,8 @@ def tradeoff(points: Mapping[str, tuple[float, float]], *, name: str, xlabel: st
     """One named point per method; up and to the right is better."""
     with style():
         figure = Figure(figsize=_SIZE)
-        crowded = _crowded(list(points.values()))  # names beside the axes then, else above the points
+        # Names stand above the points, or beside the axes where they would run into one another or out of the drawing.
+        crowded = _crowded(list(points.values())) or any(len(label) > _ABOVE for label in points)
         axes = _axes(figure, right=_room(points) if crowded else 0.95, title=ylabel, xlabel=xlabel)
         axes.margins(*((0.1, 0.1) if crowded else (0.22, 0.16)))
         ends = {}

@@ -65,6 +65,7 @@ class Drawing:
 
     svg: Markup  # our own drawing: names are paths in it, or escaped
     caption: str
+    heading: str = ""  # of the group that begins with it
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from sparring.config import Config
 from sparring.evaluation.protocols import PROTOCOLS, Climb
 from sparring.objectives import OBJECTIVES
 from sparring.recipes.paper import Mixture, Robustness
-from sparring.reproduce.plan import Job
+from sparring.reproduce.plan import Job, state
 
 # Milliseconds at batch 128: (attack step, update). Measured: resnet18, wrn-32-10 and wrn-34-10. The others are theirs
 # scaled by multiply-adds, and are not measured.
@@ -53,7 +53,7 @@ def measuring(job: Job) -> float:
     step, _ = _STEP.get(job.config.model, _STEP["wrn-34-10"])
     measure = job.row.measure
     if isinstance(measure, Mixture):
-        return 60.0
+        return 20.0
     if not isinstance(measure, Robustness):
         return 0.0
     steps = sum(attack.steps for attack in PROTOCOLS[measure.protocol].attacks if isinstance(attack, Climb))
@@ -66,6 +66,13 @@ def seconds(jobs: Iterable[Job]) -> float:
     each = list(jobs)
     configs = {job.folder: job.config for job in each if job.config is not None}
     return sum(map(training, configs.values())) + sum(map(measuring, each))
+
+
+def left(jobs: Iterable[Job]) -> float:
+    """Seconds of work still to be done, without the time that an engine takes to get ready."""
+    each = [job for job in jobs if state(job) != "measured"]
+    untrained = {job.folder: job.config for job in each if job.config is not None and state(job) != "trained"}
+    return sum(training(config) - _START for config in untrained.values()) + sum(map(measuring, each))
 
 
 def spell(duration: float) -> str:

@@ -138,6 +138,7 @@ def _curves(collected: Collected) -> list[Drawing]:
             found.append(Drawing(Markup(svg), _told(collected, _groups(collected)[group])))
         return found
     for group, rows in _pictured(collected).items():
+        heading = group
         for column in item.columns:
             series, _ = _by_line(collected, rows, column)
             if series:
@@ -145,7 +146,8 @@ def _curves(collected: Collected) -> list[Drawing]:
                 name = f"{item.name}-{_slug(group)}-{_slug(column)}"
                 alt = _ends(f"{title} by {item.xlabel}", series)
                 svg = figures.curves(series, name=name, title=title, alt=alt, most=100.0, xlabel=item.xlabel)
-                found.append(Drawing(Markup(svg), f"{group + ': ' if group else ''}{alt} {_told(collected, rows)}"))
+                found.append(Drawing(Markup(svg), f"{alt} {_told(collected, rows)}", heading))
+                heading = ""
     return found
 
 
@@ -192,12 +194,12 @@ def _course_pictures(collected: Collected) -> dict[str, Picture]:
 def _tradeoffs(name: str, table: Sequence[Line]) -> list[Drawing]:
     """Natural against PGD-20 accuracy: ours, and the paper's."""
     ours = {
-        line.label: (line.ours["Natural"].middle, line.ours["PGD-20"].middle)
+        _brief(line.label): (line.ours["Natural"].middle, line.ours["PGD-20"].middle)
         for line in table
         if {"Natural", "PGD-20"} <= line.ours.keys()
     }
     paper = {
-        line.label: (line.paper["Natural"][0], line.paper["PGD-20"][0])
+        _brief(line.label): (line.paper["Natural"][0], line.paper["PGD-20"][0])
         for line in table
         if {"Natural", "PGD-20"} <= line.paper.keys()
     }
@@ -212,6 +214,11 @@ def _tradeoffs(name: str, table: Sequence[Line]) -> list[Drawing]:
             )
             found.append(Drawing(Markup(svg), f"Natural and PGD-20 accuracy, {whose}: {each}. Up and right is better."))
     return found
+
+
+def _brief(label: str) -> str:
+    """A method's name as a drawing has room for it."""
+    return label.replace("FAT for ", "FAT-")
 
 
 def _slug(text: str) -> str:

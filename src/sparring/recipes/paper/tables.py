@@ -48,6 +48,13 @@ def _row(name: str, label: str, config: Config, model: str, measure: Measure, li
     return Row(name, label, measure, scales(config, model), published(line, columns), group=model)
 
 
+def _larger(model: str, method: str, label: str, config: Config, measure: Measure, line: str) -> Row:
+    """A row of a table that has two networks."""
+    if model == "wrn-58-10":
+        return _row(f"{method}-larger", f"{label}, larger", config, model, measure, line)
+    return _row(method, label, config, model, measure, line)
+
+
 _DAT, _TRADES = Robustness("dat", AUTOATTACK), Robustness("trades", AUTOATTACK)
 _RANDOM, _MART = Robustness("trades-random", AUTOATTACK), Robustness("mart", AUTOATTACK)
 
@@ -70,7 +77,7 @@ TABLE1 = Item(
         _row("dat", "DAT", cifar10.DAT, "wrn-32-10", _DAT, "85.03 63.53 48.70 47.27 -"),
         _row(
             "fat-8",
-            "FAT, eps 8/255",
+            "FAT 8/255",
             cifar10.FAT,
             "wrn-32-10",
             _DAT,
@@ -78,7 +85,7 @@ TABLE1 = Item(
         ),
         _row(
             "fat-16",
-            "FAT, eps 16/255",
+            "FAT 16/255",
             wide(cifar10.FAT),
             "wrn-32-10",
             _DAT,
@@ -96,22 +103,22 @@ TABLE2 = Item(
     name="table2",
     where="Table 2",
     title="FAT for TRADES against TRADES (WRN-34-10, CIFAR-10)",
-    see="At the same beta FAT for TRADES is more accurate than TRADES and about as robust.",
+    see="At the same beta (6 unless said) FAT for TRADES is more accurate than TRADES and about as robust.",
     kind="table",
     rows=(
-        _row("trades-1", "TRADES, beta 1", TRADES_1, "wrn-34-10", _TRADES, "88.64 56.38 49.14 - -"),
+        _row("trades-1", "TRADES (beta 1)", TRADES_1, "wrn-34-10", _TRADES, "88.64 56.38 49.14 - -"),
         _row(
             "fat-trades-1",
-            "FAT for TRADES, beta 1, eps 8/255",
+            "FAT for TRADES (beta 1)",
             FAT_FOR_TRADES_1,
             "wrn-34-10",
             _TRADES,
             "89.94±0.303 61.00±0.418 49.70±0.653 49.35±0.363 48.35±0.240",
         ),
-        _row("trades", "TRADES, beta 6", cifar10.TRADES, "wrn-34-10", _TRADES, "84.92 61.06 56.61 54.47 55.47"),
+        _row("trades", "TRADES", cifar10.TRADES, "wrn-34-10", _TRADES, "84.92 61.06 56.61 54.47 55.47"),
         _row(
             "fat-trades-8",
-            "FAT for TRADES, beta 6, eps 8/255",
+            "FAT for TRADES 8/255",
             cifar10.FAT_FOR_TRADES,
             "wrn-34-10",
             _TRADES,
@@ -119,7 +126,7 @@ TABLE2 = Item(
         ),
         _row(
             "fat-trades-16",
-            "FAT for TRADES, beta 6, eps 16/255",
+            "FAT for TRADES 16/255",
             wide(cifar10.FAT_FOR_TRADES),
             "wrn-34-10",
             _TRADES,
@@ -142,9 +149,9 @@ _TABLE3_ROWS = {
     ("wrn-58-10", "fat-trades-16"): "85.28 68.08 58.39 55.89",
 }
 _TRADES_METHODS = {
-    "trades": ("TRADES, beta 6", cifar10.TRADES),
-    "fat-trades-8": ("FAT for TRADES, beta 6, eps 8/255", cifar10.FAT_FOR_TRADES),
-    "fat-trades-16": ("FAT for TRADES, beta 6, eps 16/255", wide(cifar10.FAT_FOR_TRADES)),
+    "trades": ("TRADES", cifar10.TRADES),
+    "fat-trades-8": ("FAT for TRADES 8/255", cifar10.FAT_FOR_TRADES),
+    "fat-trades-16": ("FAT for TRADES 16/255", wide(cifar10.FAT_FOR_TRADES)),
 }
 TABLE3 = Item(
     name="table3",
@@ -153,7 +160,7 @@ TABLE3 = Item(
     see="As Table 2; the larger network gains in both accuracies.",
     kind="table",
     rows=tuple(
-        _row(f"{method}{'-wide' if model == 'wrn-58-10' else ''}", *_TRADES_METHODS[method], model, _RANDOM, line)
+        _larger(model, method, *_TRADES_METHODS[method], _RANDOM, line)
         for (model, method), line in _TABLE3_ROWS.items()
     ),
     lite=LITE,
@@ -170,9 +177,9 @@ _TABLE4_ROWS = {
     ("wrn-58-10", "fat-mart-16"): "85.19 69.00 59.82 53.01",
 }
 _MART_METHODS = {
-    "mart": ("MART, beta 6", cifar10.MART),
-    "fat-mart-8": ("FAT for MART, beta 6, eps 8/255", cifar10.FAT_FOR_MART),
-    "fat-mart-16": ("FAT for MART, beta 6, eps 16/255", wide(cifar10.FAT_FOR_MART)),
+    "mart": ("MART", cifar10.MART),
+    "fat-mart-8": ("FAT for MART 8/255", cifar10.FAT_FOR_MART),
+    "fat-mart-16": ("FAT for MART 16/255", wide(cifar10.FAT_FOR_MART)),
 }
 TABLE4 = Item(
     name="table4",
@@ -181,8 +188,7 @@ TABLE4 = Item(
     see="FAT for MART is more accurate; at 16/255 it also withstands PGD-20 better, but not C&W.",
     kind="table",
     rows=tuple(
-        _row(f"{method}{'-wide' if model == 'wrn-58-10' else ''}", *_MART_METHODS[method], model, _MART, line)
-        for (model, method), line in _TABLE4_ROWS.items()
+        _larger(model, method, *_MART_METHODS[method], _MART, line) for (model, method), line in _TABLE4_ROWS.items()
     ),
     lite=LITE,
     columns=FOUR | WITH_AUTOATTACK,
