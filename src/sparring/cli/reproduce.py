@@ -182,9 +182,9 @@ def _breakable(until: float) -> Iterator[None]:
         raise KeyboardInterrupt
 
     before = {number: signal.signal(number, break_off) for number in (signal.SIGALRM, signal.SIGINT, signal.SIGTERM)}
-    if until < math.inf:
-        signal.setitimer(signal.ITIMER_REAL, max(0.001, until - time.monotonic()))
     try:
+        if until < math.inf:
+            signal.setitimer(signal.ITIMER_REAL, max(0.001, until - time.monotonic()))
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)

@@ -13,8 +13,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
 
+from sparring import checkpoint, runs
 from sparring import config as configs
-from sparring import runs
 from sparring.config import Config
 from sparring.errors import UserError, did_you_mean
 from sparring.recipes.paper import Item, Row, Scale
@@ -110,5 +110,5 @@ def state(job: Job) -> State:
     if not (job.folder / runs.CONFIG).exists():
         return "missing"
     # The records are a line ahead of the checkpoint for a moment: the checkpoint decides.
-    saved = runs.open_run(job.folder).last()
-    return "trained" if saved is not None and saved.facts["epoch"] >= job.config.epochs else "interrupted"
+    done = checkpoint.read_facts(job.folder / runs.LAST).get("epoch", 0)
+    return "trained" if done >= job.config.epochs else "interrupted"
