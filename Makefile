@@ -2,6 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
+TOOLS := .venv/.installed-dev
 
 .PHONY: demo test lint types unit bench clean
 .DEFAULT_GOAL := help
@@ -17,22 +18,26 @@ $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo "Installing into .venv (once)..."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
 	@touch $(STAMP)
+
+$(TOOLS): $(STAMP)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $(TOOLS)
 
 demo: $(STAMP)
 	@$(BIN)/sparring demo
 
 test: lint types unit
 
-lint: $(STAMP)
+lint: $(TOOLS)
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check --quiet src tests benchmarks
 
-types: $(STAMP)
+types: $(TOOLS)
 	@$(BIN)/mypy
 
-unit: $(STAMP)
+unit: $(TOOLS)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 bench: $(STAMP)

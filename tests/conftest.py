@@ -1,8 +1,13 @@
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 import pytest
+import torch
+
+if not torch.cuda.is_available():  # before anything imports Triton: its interpreter runs the engine's kernels on a CPU
+    os.environ["TRITON_INTERPRET"] = "1"
 
 from sparring.config import Config
 from sparring.recipes.quickstart import FAT

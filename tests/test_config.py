@@ -15,6 +15,8 @@ from sparring.schedules import parse
 SOME = Config(
     attack=Attack(eps=parse("ramp:0..8/255@50%"), tau=parse("0,1@51"), start="normal"),
     lr=parse("one-cycle:0.2"),
+    ema=0.99,
+    awp=parse("0,0.005@10%"),
     seed=3,
 )
 
@@ -50,6 +52,9 @@ def test_an_unknown_field_is_refused():
         {"beta": -1.0},
         {"weight_decay": float("nan")},
         {"momentum": 1.0},
+        {"ema": 1.0},
+        {"ema": -0.1},
+        {"awp": parse("0,5@10%")},
         {"lr": parse("0")},
         {"lr": parse("-0.1")},
         {"validation_eps": 8.0},

@@ -41,6 +41,10 @@ class Config:
     """Learning rate: 0.1, or 0.1,0.01@60, or one-cycle:0.2."""
     momentum: float = 0.9
     weight_decay: float = 2e-4
+    ema: float = 0.0
+    """Decay of an average of the weights, per step, e.g. 0.995. The average is what is judged and kept. 0: none."""
+    awp: Schedule = constant(0.0)  # noqa: RUF009
+    """Adversarial weight perturbation: its size relative to the weights, e.g. 0.005, or 0,0.005@10%. 0: none."""
     augment: Literal["none", "flip", "crop", "crop-flip"] = "none"
     validation: int = 1000
     """Training images held out to choose the best epoch by."""
@@ -60,6 +64,10 @@ class Config:
                 raise UserError(f"{name} must be finite and at least 0, got {value}.")
         if not 0 <= self.momentum < 1:
             raise UserError(f"momentum must lie in [0, 1), got {self.momentum}.")
+        if not 0 <= self.ema < 1:
+            raise UserError(f"ema must lie in [0, 1), got {self.ema}. Write for example 0.995; 0 is no average.")
+        if not all(0 <= size < 1 for size in self.awp.values()):
+            raise UserError(f"awp must lie in [0, 1), got {self.awp}. Its authors use 0.005; 0 is no perturbation.")
         if min(self.lr.values()) < 0 or not 0 < max(self.lr.values()) < float("inf"):
             raise UserError(f"lr must be finite and positive, got {self.lr}.")
         check_radius("validation_eps", self.validation_eps)
@@ -91,8 +99,8 @@ def from_json(given: dict[str, Any]) -> Config:
         attack[name] = schedules.parse(str(attack[name]))
     try:
         whole = {**given, "attack": Attack(**attack)}
-        if "lr" in whole:
-            whole["lr"] = schedules.parse(str(whole["lr"]))
+        for name in {"lr", "awp"} & whole.keys():
+            whole[name] = schedules.parse(str(whole[name]))
         return Config(**whole)
     except TypeError as error:
         raise UserError(f"this configuration was not written by this version of Sparring: {error}.") from None

@@ -25,7 +25,7 @@ from sparring.attacks import pgd
 from sparring.checkpoint import Checkpoint
 from sparring.config import Config, differences, model_facts
 from sparring.data import Dataset, Split, batches, count_batches, hold_out, load
-from sparring.engine import Engine, Network
+from sparring.engine import Average, Engine, Network
 from sparring.errors import RunFailed, UserError
 from sparring.objectives import OBJECTIVES
 from sparring.seeds import derive_seed, generator
@@ -100,7 +100,7 @@ def train(
     tensorboard: bool = True,
     engine: engines.Kind = "auto",
 ) -> nn.Module:
-    """Train what `config` says into a run folder and return the model of the last epoch, in eval mode.
+    """Train what `config` says into a run folder and return the model of the last epoch (or its average), in eval mode.
 
     Args:
         resume: continue the run in `folder` if it holds one; its configuration must be this one.
@@ -123,7 +123,12 @@ def train(
         _restore(state, saved)
     run.keep_metrics(state.epoch - 1)
     parts = _engine(config, state, data, device, engine)
+    if saved is not None and parts.average is not None:
+        parts.average.restore(saved.part("average"))
     board = _board(folder, state.epoch) if tensorboard and state.epoch <= config.epochs else None
+
+    def save() -> None:
+        _save(run, state, facts, parts.average)
 
     if watch:
         watch.begin(config, steps=steps, epoch=state.epoch, engine=parts.line)
@@ -132,17 +137,18 @@ def train(
             history = run.metrics()
             # An attack of an objective's own comes in every batch size: too many to tune for.
             with engines.tuned(parts) if OBJECTIVES[config.objective].walks else nullcontext():
-                _train_epoch(
-                    state, config, parts, training, steps, history, lambda: _save(run, state, facts), watch, stop
-                )
-            record = _record(state, config, held, parts.network)
+                _train_epoch(state, config, parts, training, steps, history, save, watch, stop)
+            judged, network = _judged(state, config, parts)
+            record = _record(state, config, held, judged, network)
             run.record(record)
             is_best = state.best is None or _score(record) > _score(state.best)
             if is_best:
                 state.best = record
-                run.save(runs.BEST, _weights(state.model), {"model": facts, "epoch": state.epoch, "metrics": record})
+                run.save(
+                    runs.BEST, _weights("model", judged), {"model": facts, "epoch": state.epoch, "metrics": record}
+                )
             state.epoch, state.step, state.tally = state.epoch + 1, 0, Tally.empty(device)
-            _save(run, state, facts)
+            save()
             if board:
                 for name, value in record.items():
                     if value is not None:
@@ -154,7 +160,7 @@ def train(
             board.close()
         if watch:
             watch.end()
-    return state.model.eval()
+    return (parts.average.read() if parts.average else state.model).eval()
 
 
 def _train_epoch(
@@ -188,7 +194,7 @@ def _train_epoch(
         draws = generator(device, config.seed, _ATTACK, state.epoch, state.step)
 
         found = objective.find(model, x, y, setting, draws, engine.walk)
-        loss = engine.update(x, found.x_adv, y, lr)
+        loss = engine.update(x, found.x_adv, y, lr, config.awp.at(place, config.epochs))
 
         tally.loss += loss.double() * len(x)
         tally.backprops += found.backprops.sum()
@@ -212,11 +218,19 @@ def _train_epoch(
             raise Interrupted(state.epoch, state.step)
 
 
-def _record(state: State, config: Config, held: Split, network: Network) -> dict[str, Any]:
+def _judged(state: State, config: Config, engine: Engine) -> tuple[nn.Module, Network]:
+    """The model that counts, which is the average where one is kept; and the network to take its gradients from."""
+    if engine.average is None:
+        return state.model, engine.network
+    averaged = engine.average.read()
+    return averaged, engines.gradient_network(averaged, half=config.precision == "bf16", like=engine)
+
+
+def _record(state: State, config: Config, held: Split, model: nn.Module, network: Network) -> dict[str, Any]:
     """One epoch in numbers. Accuracies are fractions, on the held-out validation data."""
     tally = state.tally
     setting = config.attack.at(state.epoch, config.epochs)
-    natural, robust = validate(state.model, held, eps=config.validation_eps, seed=config.seed, network=network)
+    natural, robust = validate(model, held, eps=config.validation_eps, seed=config.seed, network=network)
     return {
         "epoch": state.epoch,
         "lr": config.lr.at(state.epoch, config.epochs),
@@ -301,15 +315,20 @@ def _engine(config: Config, state: State, data: Dataset, device: torch.device, k
         device=device,
         half=config.precision == "bf16",
         kind=kind,
+        ema=config.ema,
     )
 
 
-def _weights(model: nn.Module) -> dict[str, Tensor]:
-    return {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+def _weights(part: str, model: nn.Module) -> dict[str, Tensor]:
+    return {f"{part}.{name}": tensor for name, tensor in model.state_dict().items()}
 
 
-def _save(run: runs.Run, state: State, facts: dict[str, Any]) -> None:
-    """Everything a run needs to go on, in one file."""
+def _save(run: runs.Run, state: State, facts: dict[str, Any], average: Average | None) -> None:
+    """Everything a run needs to go on, in one file. Part "model" is the one to use: the average, where one is kept."""
+    weights = _weights("model", state.model)
+    if average is not None:
+        sums = {f"average.{name}": tensor for name, tensor in average.state().items()}
+        weights = _weights("model", average.read()) | _weights("live", state.model) | sums
     momentum = {
         f"momentum.{name}": state.optimizer.state[parameter]["momentum_buffer"]
         for name, parameter in state.model.named_parameters()
@@ -318,7 +337,7 @@ def _save(run: runs.Run, state: State, facts: dict[str, Any]) -> None:
     tally = {"tally.loss": state.tally.loss, "tally.backprops": state.tally.backprops}
     run.save(
         runs.LAST,
-        _weights(state.model) | momentum | tally,
+        weights | momentum | tally,
         {
             "model": facts,
             "epoch": state.epoch - 1,  # complete ones
@@ -331,7 +350,7 @@ def _save(run: runs.Run, state: State, facts: dict[str, Any]) -> None:
 
 
 def _restore(state: State, saved: Checkpoint) -> None:
-    state.model.load_state_dict(saved.part("model"))
+    state.model.load_state_dict(saved.part("live") or saved.part("model"))
     momentum = saved.part("momentum")
     for name, parameter in state.model.named_parameters():
         if name in momentum:

@@ -8,6 +8,9 @@ import torch
 from torch import nn
 
 from sparring import engine, runs, train
+from sparring.data import hold_out, load
+from sparring.schedules import parse
+from sparring.seeds import derive_seed
 from tests.attacks.conftest import images, network
 from tests.engine.test_fold import Fickle
 
@@ -52,6 +55,25 @@ def test_a_run_by_the_fast_engine_is_the_plain_run(tmp_path, small, objective):
     assert one["backprops"] == pytest.approx(other["backprops"], rel=1e-2)
     assert one["natural"] == pytest.approx(other["natural"], abs=0.06)
     json.dumps(other)
+
+
+@pytest.mark.parametrize("kind", ["plain", "fast"])
+def test_an_averaged_run(tmp_path, small, kind):
+    """The average is what is returned, judged and kept; a stop and a resume change nothing."""
+    config = replace(small, ema=0.8, awp=parse("0,0.005@40%"))
+    model = train.train(config, tmp_path / "whole", engine=kind, tensorboard=False)
+    steps = iter(range(100))
+    with pytest.raises(train.Interrupted):
+        train.train(config, tmp_path / "parts", engine=kind, tensorboard=False, stop=lambda: next(steps) == 6)
+    train.train(config, tmp_path / "parts", engine=kind, tensorboard=False, resume=True)
+    one, other = (runs.open_run(tmp_path / name).last() for name in ("whole", "parts"))
+    assert one is not None and other is not None
+    assert all(torch.equal(one.tensors[key], other.tensors[key]) for key in one.tensors)
+    assert all(torch.equal(tensor, one.part("model")[name]) for name, tensor in model.state_dict().items())
+    assert any(not torch.equal(tensor, one.part("model")[name]) for name, tensor in one.part("live").items())
+    held = hold_out(load("digits").train, config.validation, seed=derive_seed(config.seed, train._HOLD_OUT))[1]
+    natural, _ = train.validate(model, held, eps=config.validation_eps, seed=config.seed)
+    assert natural == runs.read_metrics(tmp_path / "whole")[-1]["natural"]
 
 
 def test_a_fast_run_resumes_exactly(tmp_path, small):

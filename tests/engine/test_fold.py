@@ -25,10 +25,11 @@ def images(dtype: torch.dtype = torch.float64) -> torch.Tensor:
 NETWORKS = {"tiny_cnn": (3, 0), "small_cnn": (6, 0), "resnet18": (17, 0), "wrn-10-1": (3, 4), "wrn-16-2": (7, 6)}
 
 
+@pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize(("name", "kinds"), NETWORKS.items())
-def test_folding_keeps_function_and_gradient(name, kinds):
+def test_folding_keeps_function_and_gradient(name, kinds, fused):
     model, x = build(name), images().requires_grad_()
-    network = fold(model, dtype=torch.float64, fused=False)
+    network = fold(model, dtype=torch.float64, fused=fused)
     assert network is not None
     relus = sum(isinstance(unit, ConvUnit) and unit.relu for unit in network.units)
     assert (relus, sum(isinstance(unit, ScaleShift) for unit in network.units)) == kinds
@@ -36,6 +37,13 @@ def test_folding_keeps_function_and_gradient(name, kinds):
     one, other = model(x), network(x)
     torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(*(torch.autograd.grad(z[:, 3].sum(), x)[0] for z in (one, other)), rtol=1e-9, atol=1e-12)
+
+
+def test_what_two_layers_read_comes_twice():
+    network = fold(build("resnet18"), dtype=torch.float64, fused=True)
+    # The stem and all residual blocks but the last: each is read by the next block's two ways.
+    assert sum(unit.twice for unit in network.units if isinstance(unit, ConvUnit)) == 8
+    assert not any(unit.twice for unit in fold(build("resnet18"), dtype=torch.float64, fused=False).units[:-1])
 
 
 @pytest.mark.parametrize("name", NETWORKS)

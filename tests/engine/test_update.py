@@ -32,14 +32,15 @@ def pair(name: str):
     return updates
 
 
+@pytest.mark.parametrize("awp", [0.0, 0.01])
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_fast_equals_plain(name):
+def test_fast_equals_plain(name, awp):
     (plain_model, plain), (fast_model, fast) = pair(name)
     x, y = images(plain_model.eval(), 40)
     plain_model.train()
     for lr, rows in [(0.1, slice(0, 16)), (0.05, slice(16, 32)), (0.05, slice(32, 40)), (0.01, slice(0, 16))]:
         batch = x[rows], (x[rows] + 0.01).clamp(0, 1), y[rows]
-        one, other = plain(*batch, lr), fast(*batch, lr)
+        one, other = plain(*batch, lr, awp), fast(*batch, lr, awp)
         torch.testing.assert_close(one.float(), other.float(), rtol=1e-6, atol=1e-7)
     for a, b in zip(plain_model.state_dict().values(), fast_model.state_dict().values(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-8)  # the fast one keeps lr in fp32
@@ -108,3 +109,43 @@ def test_without_momentum():
     fast = FastUpdate(model, optimizer, lambda m, x, x_adv, y: m(x)[:, 0].mean(), after=lambda: None, **given)
     fast(torch.rand(8, 1, 6, 6), torch.rand(8, 1, 6, 6), torch.zeros(8, dtype=torch.int64), 0.1)
     torch.testing.assert_close(model[1].bias, before - torch.tensor([0.1, 0, 0, 0]))
+
+
+def test_awp_takes_the_gradient_at_weights_moved_uphill():
+    """On loss = w^2 x / 2 per example the gradient at w is w x; at w + awp |w| it is (1 + awp) w x, whatever x."""
+    for kind in (PlainUpdate, FastUpdate):
+        model = nn.Linear(1, 1, bias=False)
+        model.register_buffer("seen", torch.zeros(()))
+        model.weight.data.fill_(2.0)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.0)
+
+        def loss(m, x, x_adv, y):
+            m.seen.add_(1)
+            return (m.weight**2 * x_adv.mean() / 2).sum()
+
+        given = {"batch": 4, "shape": (1,), "device": torch.device("cpu"), "half": False, "compiled": False}
+        rest = {} if kind is PlainUpdate else {**given, "after": lambda: None}
+        update = kind(model, optimizer, loss, **rest)
+        x, y = torch.full((4, 1), 3.0), torch.zeros(4, dtype=torch.int64)
+        value = update(x, x, y, 0.1, 0.25)
+        assert value.item() == pytest.approx((2 * 1.25) ** 2 * 3 / 2)  # the loss at the moved weights
+        assert model.weight.item() == pytest.approx(2.0 - 0.1 * 1.25 * 2.0 * 3.0)  # the step begins at w
+        assert model.seen == 1  # the pass that found the direction left no trace in the statistics
+        update(x, x, y, 0.0, 0.0)
+        assert model.seen == 2
+
+
+def test_awp_leaves_vectors_alone():
+    model = nn.Linear(2, 2)
+    before = copy.deepcopy(model.state_dict())
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.0)
+    biases = []
+
+    def loss(m, x, x_adv, y):
+        biases.append(m.bias.detach().clone())
+        return m(x_adv).square().sum()
+
+    x, y = torch.rand(3, 2), torch.zeros(3, dtype=torch.int64)
+    PlainUpdate(model, optimizer, loss)(x, x, y, 0.0, 0.1)
+    assert all(torch.equal(bias, before["bias"]) for bias in biases) and len(biases) == 2
+    torch.testing.assert_close(model.state_dict(), before)

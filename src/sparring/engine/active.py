@@ -3,16 +3,19 @@
 Every tensor has a fixed place, so that a step can be captured as a CUDA graph; on the CPU the same code runs as it is
 and is tested there against the plain attack. Images stay in the caller's order. `rows` lists the examples that still
 walk, first ones first; behind them it points at a spare row, the sink, where what is computed for nothing is written.
+Where Triton is, the bookkeeping is three launches (kernels.py); `_judge`, `_compact` and `_move` are what they compute.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import ModuleType
 
 import torch
 from torch import Tensor
 
 from sparring import losses
+from sparring.engine.fused import kernels_for
 
 Network = Callable[[Tensor], Tensor]
 
@@ -32,7 +35,10 @@ class ActiveSet:
         project: bool,
         device: torch.device,
         dtype: torch.dtype = torch.float32,
+        kernels: ModuleType | None = None,
     ) -> None:
+        """`kernels` stands in for those of the device."""
+        self.kernels = kernels or (kernels_for(device) if dtype == torch.float32 else None)
         self.batch, self.steps, self.inner, self.project = batch, steps, inner, project
         row = (batch + 1, *shape)  # the last one is the sink
         self.x = torch.zeros(row, device=device, dtype=dtype)
@@ -43,16 +49,19 @@ class ActiveSet:
         self.tau_left = torch.zeros(batch + 1, device=device, dtype=torch.int64)
         self.backprops = torch.zeros(batch + 1, device=device, dtype=torch.int64)
         self.rows = torch.zeros(batch + 1, device=device, dtype=torch.int64)
-        self.places = torch.arange(batch, device=device)
+        self.places = torch.arange(batch + 1, device=device)
         self.step_index = torch.zeros(1, device=device, dtype=torch.int64)
-        self.eps = torch.zeros((), device=device, dtype=dtype)
-        self.step_size = torch.zeros((), device=device, dtype=dtype)
+        self.numbers = torch.zeros(3, device=device, dtype=dtype)  # eps, step size, sigma of the noise
+        self.wrong = torch.zeros(batch, device=device, dtype=torch.int32)
+        self.target = torch.full((batch,), batch, device=device)
         # What the host reads: the number of steps ever taken and the examples that took the last, in one word, so that
         # the two can never be read apart.
         self.serial = torch.zeros(1, device=device, dtype=torch.int64)
         self.report = torch.zeros(1, dtype=torch.int64, pin_memory=device.type == "cuda")
 
-    def begin(self, x: Tensor, y: Tensor, start: Tensor, *, tau: int, eps: float, step_size: float) -> None:
+    def begin(
+        self, x: Tensor, y: Tensor, start: Tensor, *, tau: int, eps: float, step_size: float, noise: float = 0.0
+    ) -> None:
         """Put a batch in. It may be smaller than the capacity: the rest of the rows point at the sink."""
         count = len(x)
         self.x[:count].copy_(x)
@@ -60,49 +69,68 @@ class ActiveSet:
         self.y[:count].copy_(y)
         self.tau_left.fill_(tau)
         self.backprops.zero_()
-        self.rows[: self.batch].copy_(torch.where(self.places < count, self.places, self.batch))
-        self.rows[self.batch] = self.batch
-        self.step_index.zero_()
-        self.eps.fill_(eps)
-        self.step_size.fill_(step_size)
+        self.rows.copy_(self.places)
+        self.rows[count:].fill_(self.batch)
+        self.step_index.fill_(-1)  # of the last step taken
+        for place, number in enumerate((eps, step_size, noise)):
+            self.numbers[place].fill_(number)
 
     def step(self, network: Network, size: int) -> None:
-        """One step of the first `size` rows: check, report, gradient, move, compact."""
+        """One step of the first `size` rows: check, report and compact, then gradient and move."""
         rows = self.rows[:size]
-        label, tau_left = self.y[rows], self.tau_left[rows]
         point = self.x_adv[rows].requires_grad_()
         logits = network(point)
-        wrong = logits.detach().argmax(dim=1) != label
-        going = (rows < self.batch) & ~(wrong & (tau_left == 0))
-        self._tell(going)  # before the gradient: the host chooses the next bucket while it is computed
-
-        if self.natural is None:
-            per_example = losses.cross_entropy(logits, label)
+        # The report goes out before the gradient: the host chooses the next bucket while it is computed.
+        if self.kernels is None:
+            slope = self._judge(logits, rows)
+            self._compact(size)
         else:
-            per_example = losses.kl(self.natural[rows], logits)
-        (gradient,) = torch.autograd.grad(per_example.sum(), point)
+            slope = self.kernels.judge(logits.detach(), self.natural, rows, self.y, self.wrong)
+            state = (self.tau_left, self.backprops, self.serial, self.report, self.step_index)
+            numbers = {"size": size, "batch": self.batch, "steps": self.steps}
+            self.kernels.compact(self.wrong, self.rows, self.target, *state, **numbers)
+        (gradient,) = torch.autograd.grad(logits, point, slope)
+        if self.kernels is None:
+            self._move(gradient)
+        else:
+            moving = (self.x_adv, self.x, self.kicks, gradient, self.target, self.numbers, self.step_index)
+            self.kernels.move(*moving, project=self.project)
 
-        natural = self.x[rows]
-        moved = point.detach() + self.step_size * gradient.sign()
-        if self.kicks is not None:
-            moved = moved + self.kicks.index_select(0, self.step_index)[0][rows]
-        if self.project:
-            moved = torch.minimum(torch.maximum(moved, natural - self.eps), natural + self.eps)
-        moved = moved.clamp(0.0, 1.0)
+    def _judge(self, logits: Tensor, rows: Tensor) -> Tensor:
+        """Who is fooled; and the gradient of the loss with respect to the logits."""
+        label, logits = self.y[rows], logits.detach().requires_grad_()
+        self.wrong[: len(rows)].copy_(logits.argmax(dim=1) != label)
+        per_example = (
+            losses.cross_entropy(logits, label) if self.natural is None else losses.kl(self.natural[rows], logits)
+        )
+        return torch.autograd.grad(per_example.sum(), logits)[0]
 
+    def _compact(self, size: int) -> None:
+        """Who goes on: a stable partition. The places behind them point at the sink."""
+        rows, wrong = self.rows[:size].clone(), self.wrong[:size].bool()
+        going = (rows < self.batch) & ~(wrong & (self.tau_left[rows] == 0))
+        self.serial.add_(1)
+        self.step_index.add_(1).remainder_(self.steps)  # a capture's warm-ups may count beyond the last
+        self.report.copy_(self.serial * (self.batch + 1) + going.sum(), non_blocking=True)
         target = torch.where(going, rows, self.batch)
-        self.x_adv.index_copy_(0, target, moved)
+        self.target[:size].copy_(target)
         self.backprops.index_add_(0, target, going.long())
         self.tau_left.index_add_(0, target, -(wrong & going).long())
-        # Stable partition: those that go on keep their order, the places behind them point at the sink.
         place = torch.where(going, going.long().cumsum(0) - 1, self.batch)
         self.rows[:size].fill_(self.batch)
         self.rows.index_copy_(0, place, target)
-        self.step_index.add_(1).remainder_(self.steps)  # a capture's warm-ups may count beyond the last
 
-    def _tell(self, going: Tensor) -> None:
-        self.serial.add_(1)
-        self.report.copy_(self.serial * (self.batch + 1) + going.sum(), non_blocking=True)
+    def _move(self, gradient: Tensor) -> None:
+        """A step along the sign of the gradient; what has stopped moves in the sink."""
+        eps, step_size, noise = self.numbers
+        target = self.target[: len(gradient)]
+        natural = self.x[target]
+        moved = self.x_adv[target] + step_size * gradient.sign()
+        if self.kicks is not None:
+            moved = moved + noise * self.kicks.index_select(0, self.step_index)[0][target]
+        if self.project:
+            moved = torch.minimum(torch.maximum(moved, natural - eps), natural + eps)
+        self.x_adv.index_copy_(0, target, moved.clamp(0.0, 1.0))
 
     def read(self) -> tuple[int, int]:
         """(steps ever taken, examples that took the last), as far as the device has come."""

@@ -18,34 +18,11 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from sparring.attacks.setting import quiet
+from sparring.engine.fused import conv_relu, kernels_for, split, split_in_one
 
 _Norm = nn.modules.batchnorm._NormBase  # with statistics, though perhaps without weights
 _ADDS: set[Any] = {operator.add, torch.add}
 _RELUS: set[Any] = {F.relu, torch.relu}
-
-
-class _ConvReLU(torch.autograd.Function):
-    """relu(conv(x) + bias [+ z]) in one cuDNN call; backward to x and z only."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, z: Tensor | None, w: Tensor, b: Tensor, stride: Any, padding: Any) -> Tensor:
-        if z is None:
-            y: Tensor = torch.cudnn_convolution_relu(x, w, b, stride, padding, (1, 1), 1)
-        else:
-            y = torch.cudnn_convolution_add_relu(x, w, z, 1.0, b, stride, padding, (1, 1), 1)
-        ctx.save_for_backward(x, w, y)
-        ctx.conv, ctx.added = (stride, padding), z is not None
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        x, w, y = ctx.saved_tensors
-        stride, padding = ctx.conv
-        gradient = torch.ops.aten.threshold_backward(gradients[0], y, 0)
-        of_x = torch.ops.aten.convolution_backward(
-            gradient, x, w, None, stride, padding, (1, 1), False, (0, 0), 1, [True, False, False]
-        )[0]
-        return of_x, gradient if ctx.added else None, None, None, None, None
 
 
 class ConvUnit(nn.Module):
@@ -60,16 +37,16 @@ class ConvUnit(nn.Module):
         self.source = (conv, norm)
         self.stride, self.padding, self.dilation, self.groups = conv.stride, conv.padding, conv.dilation, conv.groups
         # bf16 keeps 8 bits: a pixel near 1 would be rounded to 1/256. The first layer sees each pixel as a sum of two
-        # bf16 numbers in channels of their own, which keeps 16 bits; the channels are filled up to 8 for alignment.
+        # bf16 numbers in channels of their own, which keeps 16 bits; zeros fill the channels up to a power of 2.
         self.split = first and dtype == torch.bfloat16
         shape = list(conv.weight.shape)
         if self.split:
             self.inputs = shape[1]
-            shape[1] = -(-2 * self.inputs // 8) * 8
+            shape[1] = max(8, 1 << (2 * self.inputs - 1).bit_length())
         like = conv.weight
         self.register_buffer("weight", torch.zeros(shape, dtype=dtype, device=like.device))
         self.register_buffer("bias", torch.zeros(shape[0], dtype=dtype, device=like.device))
-        self.relu, self.fused = False, False
+        self.relu, self.fused, self.twice = False, False, False
 
     @torch.no_grad()
     def refresh(self) -> None:
@@ -95,21 +72,42 @@ class ConvUnit(nn.Module):
         else:
             self.weight.copy_(weight)
 
-    def forward(self, x: Tensor, z: Tensor | None = None) -> Tensor:
-        """relu(conv(x) [+ z]), or without the ReLU."""
+    @property
+    def in_a_row(self) -> bool:
+        """Whether weights go over one by one, times a scale: in the same order in memory, to bf16, with batch-norm."""
+        conv, norm = self.source
+        weights = conv.weight, self.weight
+        return (
+            norm is not None
+            and norm.affine
+            and conv.bias is None
+            and self.weight.dtype == torch.bfloat16
+            and conv.weight.dtype == torch.float32
+            and weights[0].shape == weights[1].shape
+            and weights[0].stride() == weights[1].stride()
+            and weights[0].stride(0) == weights[0][0].numel()
+        )
+
+    def addresses(self) -> tuple[list[Tensor], float]:
+        """What `kernels.FoldAll` reads and writes."""
+        conv, norm = self.source
+        assert norm is not None and norm.running_mean is not None and norm.running_var is not None
+        read = [conv.weight, norm.running_mean, norm.running_var, norm.weight, norm.bias]
+        return [tensor.detach() for tensor in (*read, self.weight, self.bias)], norm.eps
+
+    def forward(self, x: Tensor, z: Tensor | None = None) -> Any:
+        """relu(conv(x) [+ z]), or without the ReLU; a pair of it where two layers read it."""
         if self.split:
-            high = x.to(self.weight.dtype)
-            low = (x - high.float()).to(self.weight.dtype)
-            filling = self.weight.shape[1] - 2 * self.inputs
-            x = torch.cat([high, low], dim=1)
-            x = F.pad(x, (0, 0, 0, 0, 0, filling)).contiguous(memory_format=torch.channels_last)
+            filled = self.weight.shape[1]
+            x = split_in_one(x, filled) if self.fused else split(x, filled)
         if self.fused and self.relu:
-            out: Tensor = _ConvReLU.apply(x, z, self.weight, self.bias, self.stride, self.padding)  # type: ignore[no-untyped-call]
-            return out
+            return conv_relu(x, z, self.weight, self.bias, self.stride, self.padding, twice=self.twice)
         out = F.conv2d(x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
         if z is not None:
             out = out + z
-        return F.relu(out) if self.relu else out
+        if self.relu:
+            out = F.relu(out)
+        return (out, out) if self.twice else out
 
 
 class ScaleShift(nn.Module):
@@ -182,22 +180,30 @@ class Folded(nn.Module):
         super().__init__()
         self.graph, self.units = graph, units
         self.of = (model,)
+        self.at_once: tuple[Callable[[], None], set[Unit]] | None = None
 
     @property
     def pointwise(self) -> bool:
         """Whether some batch-norm could not be folded and stands alone."""
         return any(isinstance(unit, ScaleShift) for unit in self.units)
 
-    def unfuse(self) -> None:
-        """Plain operations throughout, for a compiler to fuse."""
-        for unit in self.units:
-            if isinstance(unit, ConvUnit):
-                unit.fused = False
-
     def refresh(self) -> None:
         """Take over the model's weights and statistics."""
+        if self.at_once is None:
+            self.at_once = self._most_at_once()
+        most, those = self.at_once
+        most()
         for unit in self.units:
-            unit.refresh()
+            if unit not in those:
+                unit.refresh()
+
+    def _most_at_once(self) -> tuple[Callable[[], None], set[Unit]]:
+        """Work that refreshes many units in one launch, and which; nothing and none where that cannot be."""
+        those = [unit for unit in self.units if isinstance(unit, ConvUnit) and unit.in_a_row]
+        kernels = kernels_for(those[0].weight.device) if those else None
+        if kernels is None:
+            return (lambda: None), set()
+        return kernels.FoldAll([unit.addresses() for unit in those]), set(those)
 
     def forward(self, x: Tensor) -> Tensor:
         """Pixels to logits."""
@@ -258,6 +264,8 @@ def fold(model: nn.Module, *, dtype: torch.dtype, fused: bool) -> Folded | None:
             return None
         else:  # pooling, normalisation of pixels: a copy, for its mode is not to follow the model's
             _become(graph, node, copy.deepcopy(module))
+    for node in list(graph.graph.nodes):
+        _fork(graph, node)
     graph.graph.lint()
     graph.recompile()
     graph.delete_all_unused_submodules()
@@ -316,6 +324,17 @@ def _absorb(graph: fx.GraphModule, node: fx.Node, unit: ConvUnit) -> None:
         return
     if after is not None and _is_relu(graph, after):
         _take_relu(graph, after, node, unit)
+
+
+def _fork(graph: fx.GraphModule, node: fx.Node) -> None:
+    """Where two read a fused convolution, each gets an output of its own: see fused.py."""
+    unit = _module(graph, node)
+    if not (isinstance(unit, ConvUnit) and unit.fused and unit.relu and len(node.users) == 2):
+        return
+    unit.twice = True
+    for index, user in enumerate(list(node.users)):
+        with graph.graph.inserting_after(node):
+            user.replace_input_with(node, graph.graph.call_function(operator.getitem, (node, index)))
 
 
 def _take_relu(graph: fx.GraphModule, relu: fx.Node, before: fx.Node, unit: ConvUnit) -> None:

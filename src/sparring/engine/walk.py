@@ -8,6 +8,7 @@ and the step size are numbers in memory: a schedule recaptures nothing. Without 
 from __future__ import annotations
 
 import itertools
+from types import ModuleType
 
 import torch
 from torch import Tensor, nn
@@ -33,9 +34,11 @@ class FastWalk:
         device: torch.device,
         dtype: torch.dtype = torch.float32,
         every: int = 16,
+        kernels: ModuleType | None = None,
     ) -> None:
+        """`kernels` stands in for those of the device."""
         self.network, self.batch, self.shape, self.classes = network, batch, shape, classes
-        self.device, self.dtype = device, dtype
+        self.device, self.dtype, self.kernels = device, dtype, kernels
         self.sizes = bucket_sizes(batch, every=every)
         self.pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
         self.made: dict[tuple[int, str, bool, bool], _Bench] = {}
@@ -65,10 +68,10 @@ class FastWalk:
         bench = self.made[key]
         active, count = bench.active, len(x)
         begun = threat.random_start(x, eps=eps, start=start, generator=generator, inside=project)
-        active.begin(x, y, begun, tau=tau, eps=eps, step_size=step_size)
+        active.begin(x, y, begun, tau=tau, eps=eps, step_size=step_size, noise=noise)
         if active.kicks is not None:
             for step in range(steps):
-                active.kicks[step, :count].copy_(threat.draw_normal(x, generator).mul_(noise))
+                active.kicks[step, :count].copy_(threat.draw_normal(x, generator))
         if active.natural is not None:
             bench.natural()
         going = count
@@ -97,6 +100,7 @@ class _Bench:
             project=project,
             device=walk.device,
             dtype=walk.dtype,
+            kernels=walk.kernels,
         )
         active.rows.fill_(walk.batch)
 

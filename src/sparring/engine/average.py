@@ -1,0 +1,51 @@
+"""An exponential average of a model's weights and statistics, moved after every update in few launches.
+
+It starts from nothing and keeps count of its own mass (the average of the number 1), so the first epochs are weighed
+right without a warm-up to tune: what is read is average / mass. Fixed places, no Python numbers that change: it can be
+captured.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+
+class Average:
+    """The average of a model. `move` takes the model's present weights in; `model` is the averaged model, once read."""
+
+    def __init__(self, live: nn.Module, decay: float) -> None:
+        self.live, self.decay = live, decay
+        self.model = copy.deepcopy(live).eval().requires_grad_(False)
+        self.followed = {
+            name: tensor.detach()
+            for name, tensor in (*live.named_parameters(), *live.named_buffers())
+            if tensor.is_floating_point()
+        }
+        self.sums = {name: torch.zeros_like(tensor) for name, tensor in self.followed.items()}
+        one = torch.ones((), device=next(iter(self.sums.values())).device)
+        self.one, self.mass = one, torch.zeros_like(one)
+
+    @torch.no_grad()
+    def move(self) -> None:
+        """Take in the present weights: average <- decay * average + (1 - decay) * weights."""
+        sums, present = [*self.sums.values(), self.mass], [*self.followed.values(), self.one]
+        torch._foreach_lerp_(sums, present, 1 - self.decay)
+
+    @torch.no_grad()
+    def read(self) -> nn.Module:
+        """The averaged model, up to date. Counters and other whole numbers are the live model's."""
+        state = self.live.state_dict()
+        self.model.load_state_dict(state | {name: total / self.mass for name, total in self.sums.items()})
+        return self.model
+
+    def state(self) -> dict[str, Tensor]:
+        """What a checkpoint keeps of it."""
+        return self.sums | {"mass": self.mass}
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        """Go on from what a checkpoint kept."""
+        for name, tensor in self.state().items():
+            tensor.copy_(state[name])

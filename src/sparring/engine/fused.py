@@ -1,0 +1,106 @@
+"""Operations of the folded network that are one launch each: forward by cuDNN, backward to the input only.
+
+Without CUDA or Triton the same functions run as plain operations, which is how they are tested (tests/engine).
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def kernels_for(device: torch.device) -> ModuleType | None:
+    """The Triton kernels, where they can run."""
+    if device.type != "cuda":
+        return None
+    try:
+        from sparring.engine import kernels
+    except ImportError:  # a torch without Triton
+        return None
+    return kernels
+
+
+def conv_relu(
+    x: Tensor, z: Tensor | None, weight: Tensor, bias: Tensor, stride: Any, padding: Any, *, twice: bool
+) -> Any:
+    """relu(conv(x) + bias [+ z]); as a pair of the same where `twice`."""
+    return _ConvReLU.apply(x, z, weight, bias, stride, padding, twice)  # type: ignore[no-untyped-call]
+
+
+def split_in_one(x: Tensor, filled: int) -> Tensor:
+    """`split`, in one launch."""
+    pairs: Tensor = _Split.apply(x, filled)  # type: ignore[no-untyped-call]
+    return pairs
+
+
+class _ConvReLU(torch.autograd.Function):
+    """relu(conv(x) + bias [+ z]) in one cuDNN call; backward to x and z only.
+
+    Where two layers read it, it gives its output twice, so that the sum of their gradients and the ReLU's share of the
+    backward pass are one kernel.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, z: Tensor | None, w: Tensor, b: Tensor, stride: Any, padding: Any, twice: bool
+    ) -> Any:
+        if not x.is_cuda:  # the same function without cuDNN, for tests
+            y = F.conv2d(x, w, b, stride, padding)
+            y = F.relu(y if z is None else y + z)
+        elif z is None:
+            y = torch.cudnn_convolution_relu(x, w, b, stride, padding, (1, 1), 1)
+        else:
+            y = torch.cudnn_convolution_add_relu(x, w, z, 1.0, b, stride, padding, (1, 1), 1)
+        ctx.save_for_backward(x, w, y)
+        ctx.conv, ctx.added = (stride, padding), z is not None
+        return (y, y.view_as(y)) if twice else y
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        x, w, y = ctx.saved_tensors
+        stride, padding = ctx.conv
+        gradient = _relu_back(*gradients, y=y)
+        of_x = torch.ops.aten.convolution_backward(
+            gradient, x, w, None, stride, padding, (1, 1), False, (0, 0), 1, [True, False, False]
+        )[0]
+        return of_x, gradient if ctx.added else None, None, None, None, None, None
+
+
+def _relu_back(*gradients: Tensor, y: Tensor) -> Tensor:
+    """The sum of the gradients where y is positive."""
+    if len(gradients) == 2:
+        kernels = kernels_for(y.device)
+        if kernels is not None and all(gradient.stride() == y.stride() for gradient in gradients):
+            both: Tensor = kernels.relu_back(*gradients, y)
+            return both
+    gradient: Tensor = torch.ops.aten.threshold_backward(sum(gradients[1:], start=gradients[0]), y, 0)
+    return gradient
+
+
+class _Split(torch.autograd.Function):
+    """Pixels as pairs of bf16 numbers, channels last. Both halves meet the same weights: one half has the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, filled: int) -> Tensor:
+        ctx.inputs = x.shape[1]
+        kernels = kernels_for(x.device)
+        if kernels is not None:
+            pairs: Tensor = kernels.split(x, filled)
+            return pairs
+        return split(x, filled)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return gradients[0][:, : ctx.inputs].float().contiguous(), None
+
+
+def split(x: Tensor, filled: int) -> Tensor:
+    """(images, filled, height, width) in bf16: the pixels rounded, what rounding lost, and zeros."""
+    high = x.to(torch.bfloat16)
+    low = (x - high.float()).to(torch.bfloat16)
+    pairs = F.pad(torch.cat([high, low], dim=1), (0, 0, 0, 0, 0, filled - 2 * x.shape[1]))
+    return pairs.contiguous(memory_format=torch.channels_last)

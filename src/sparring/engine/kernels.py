@@ -1,0 +1,271 @@
+"""The bookkeeping of an attack step in few launches: what would be some forty small operations, as six Triton kernels.
+
+A step at a small active set costs what its launches cost, so they are counted here. Every kernel has a plain twin in
+torch (`active.py`, `fold.py`), which is what runs where Triton is missing and what the kernels are tested against, on
+the CPU by Triton's interpreter (tests/engine/test_kernels.py). Knows memory and numbers; no model, no method.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_BLOCK = 1024
+
+
+@triton.jit
+def _judge(
+    logits,  # (size, classes), fp32
+    natural,  # (batch + 1, classes): the clean prediction, where KL is
+    rows,
+    label,
+    wrong,  # out, (size,): 1 where the prediction is not the label
+    gradient,  # out, (size, classes): of the loss with respect to the logits
+    classes,
+    KL: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One example: is it fooled, and where does its loss grow?"""
+    example = tl.program_id(0)
+    row = tl.load(rows + example)
+    right = tl.load(label + row)
+    place = tl.arange(0, BLOCK)
+    inside = place < classes
+    z = tl.load(logits + example * classes + place, mask=inside, other=-float("inf"))
+    tl.store(wrong + example, (tl.argmax(z, 0) != right).to(tl.int32))
+    p = tl.exp(z - tl.max(z, 0))
+    p = p / tl.sum(p, 0)
+    if KL:  # KL(q || p) grows along p - q
+        q = tl.load(natural + row * classes + place, mask=inside, other=-float("inf"))
+        q = tl.exp(q - tl.max(q, 0))
+        towards = q / tl.sum(q, 0)
+    else:  # cross-entropy grows along p - 1_y
+        towards = (place == right).to(tl.float32)
+    tl.store(gradient + example * classes + place, p - towards, mask=inside)
+
+
+@triton.jit
+def _compact(
+    wrong,
+    rows,  # in and out: who walks, first ones first; behind them the sink
+    target,  # out: where an example's move is written; the sink where it has stopped
+    tau_left,
+    backprops,
+    serial,
+    report,
+    step_index,
+    size,
+    batch,
+    steps,
+    BLOCK: tl.constexpr,
+):
+    """The list of those that go on, in their order; their counts; a word to the host. One program for all examples."""
+    place = tl.arange(0, BLOCK)
+    inside = place < size
+    row = tl.load(rows + place, mask=inside, other=batch)
+    fooled = tl.load(wrong + place, mask=inside, other=0)
+    left = tl.load(tau_left + row, mask=inside, other=0)
+    going = inside & (row < batch) & ((fooled == 0) | (left > 0))
+    step = going.to(tl.int32)
+    before = tl.cumsum(step, 0) - step
+    count = tl.sum(step, 0)
+    taken = tl.load(serial) + 1
+    tl.store(serial, taken)
+    tl.store(report, taken * (batch + 1) + count)
+    tl.store(step_index, (tl.load(step_index) + 1) % steps)
+    done = tl.load(backprops + row, mask=going, other=0)
+    tl.debug_barrier()  # everybody has read before anybody writes
+    tl.store(backprops + row, done + 1, mask=going)
+    tl.store(tau_left + row, left - fooled, mask=going)
+    tl.store(target + place, tl.where(going, row, batch), mask=inside)
+    tl.store(rows + before, row, mask=going)
+    tl.store(rows + place, tl.full((BLOCK,), 0, tl.int64) + batch, mask=inside & (place >= count))
+
+
+@triton.jit
+def _move(
+    x_adv,  # in and out, (batch + 1, pixels)
+    x,
+    kicks,  # (steps, batch + 1, pixels), where NOISE
+    gradient,  # (size, pixels)
+    target,
+    numbers,  # eps, step size, sigma of the noise
+    step_index,
+    pixels,
+    batch,
+    NOISE: tl.constexpr,
+    PROJECT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One step of some pixels of one example, unless it has stopped."""
+    example = tl.program_id(0)
+    row = tl.load(target + example)
+    if row < batch:
+        eps, step_size = tl.load(numbers), tl.load(numbers + 1)
+        place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+        inside = place < pixels
+        g = tl.load(gradient + example * pixels + place, mask=inside, other=0.0)
+        sign = (g > 0).to(tl.float32) - (g < 0).to(tl.float32)
+        natural = tl.load(x + row * pixels + place, mask=inside, other=0.0)
+        moved = tl.load(x_adv + row * pixels + place, mask=inside, other=0.0) + step_size * sign
+        if NOISE:
+            step = tl.load(step_index)
+            kick = tl.load(kicks + (step * (batch + 1) + row) * pixels + place, mask=inside, other=0.0)
+            moved = moved + tl.load(numbers + 2) * kick
+        if PROJECT:
+            moved = tl.minimum(tl.maximum(moved, natural - eps), natural + eps)
+        moved = tl.minimum(tl.maximum(moved, 0.0), 1.0)
+        tl.store(x_adv + row * pixels + place, moved, mask=inside)
+
+
+@triton.jit
+def _split(
+    x,  # (images, channels, area) in fp32, contiguous
+    out,  # (images, area, filled) in bf16: channels last
+    area,
+    CHANNELS: tl.constexpr,
+    FILLED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Each pixel as the sum of two bf16 numbers, in channels of their own; the rest of the channels are 0."""
+    image = tl.program_id(0)
+    place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    channel = tl.arange(0, FILLED)
+    inside = (place < area)[:, None]
+    source = channel % CHANNELS
+    known = inside & (channel < 2 * CHANNELS)[None, :]
+    pixel = tl.load(x + (image * CHANNELS + source[None, :]) * area + place[:, None], mask=known, other=0.0)
+    high = pixel.to(tl.bfloat16)
+    low = (pixel - high.to(tl.float32)).to(tl.bfloat16)
+    value = tl.where((channel < CHANNELS)[None, :], high, low)
+    tl.store(out + (image * area + place[:, None]) * FILLED + channel[None, :], value, mask=inside)
+
+
+@triton.jit
+def _relu_back(first, second, y, out, count, BLOCK: tl.constexpr):
+    """(first + second) where y is positive, else 0: the gradient before a ReLU whose output two layers read."""
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = place < count
+    a = tl.load(first + place, mask=inside, other=0.0).to(tl.float32)
+    b = tl.load(second + place, mask=inside, other=0.0).to(tl.float32)
+    positive = tl.load(y + place, mask=inside, other=0.0).to(tl.float32) > 0
+    tl.store(out + place, tl.where(positive, a + b, 0.0), mask=inside)
+
+
+@triton.jit
+def _fold(
+    table,  # (units, 8): addresses of source, mean, variance, weight, bias, target, target bias; a channel's length
+    units,  # (programs,): which unit a program works for
+    channels,  # (programs,): and which output channel of it
+    eps,  # (units,): of each batch-norm
+    BLOCK: tl.constexpr,
+):
+    """One output channel of one convolution: scale * weight, and the bias, in the precision of the attack."""
+    program = tl.program_id(0)
+    unit, channel = tl.load(units + program), tl.load(channels + program)
+    entry = table + unit * 8
+    source = tl.load(entry).to(tl.pointer_type(tl.float32))
+    mean = tl.load(tl.load(entry + 1).to(tl.pointer_type(tl.float32)) + channel)
+    variance = tl.load(tl.load(entry + 2).to(tl.pointer_type(tl.float32)) + channel)
+    gain = tl.load(tl.load(entry + 3).to(tl.pointer_type(tl.float32)) + channel)
+    shift = tl.load(tl.load(entry + 4).to(tl.pointer_type(tl.float32)) + channel)
+    target = tl.load(entry + 5).to(tl.pointer_type(tl.bfloat16))
+    bias = tl.load(entry + 6).to(tl.pointer_type(tl.bfloat16))
+    length = tl.load(entry + 7)
+    scale = gain / tl.sqrt(variance + tl.load(eps + unit))
+    tl.store(bias + channel, (shift - mean * scale).to(tl.bfloat16))
+    for start in range(0, length, BLOCK):
+        place = start + tl.arange(0, BLOCK)
+        value = tl.load(source + channel * length + place, mask=place < length, other=0.0)
+        tl.store(target + channel * length + place, (value * scale).to(tl.bfloat16), mask=place < length)
+
+
+def judge(logits: Tensor, natural: Tensor | None, rows: Tensor, label: Tensor, wrong: Tensor) -> Tensor:
+    """Fills `wrong`; returns the gradient of the loss (cross-entropy, or KL to `natural`) at the logits."""
+    size, classes = logits.shape
+    logits = logits.contiguous()
+    gradient = torch.empty_like(logits)
+    block = triton.next_power_of_2(classes)
+    reference = logits if natural is None else natural
+    _judge[(size,)](logits, reference, rows, label, wrong, gradient, classes, natural is not None, block)
+    return gradient
+
+
+def compact(
+    wrong: Tensor,
+    rows: Tensor,
+    target: Tensor,
+    tau_left: Tensor,
+    backprops: Tensor,
+    serial: Tensor,
+    report: Tensor,
+    step_index: Tensor,
+    *,
+    size: int,
+    batch: int,
+    steps: int,
+) -> None:
+    """Who goes on: new `rows`, `target`, `tau_left`, `backprops`, and the word for the host in `report`."""
+    block = triton.next_power_of_2(size)
+    _compact[(1,)](wrong, rows, target, tau_left, backprops, serial, report, step_index, size, batch, steps, block)
+
+
+def move(
+    x_adv: Tensor,
+    x: Tensor,
+    kicks: Tensor | None,
+    gradient: Tensor,
+    target: Tensor,
+    numbers: Tensor,
+    step_index: Tensor,
+    *,
+    project: bool,
+) -> None:
+    """A step along the sign of the gradient, in place, for those that have not stopped."""
+    size, batch = len(gradient), len(x) - 1
+    gradient = gradient.contiguous()
+    pixels = x[0].numel()
+    grid = (size, triton.cdiv(pixels, _BLOCK))
+    noise = x if kicks is None else kicks
+    _move[grid](
+        x_adv, x, noise, gradient, target, numbers, step_index, pixels, batch, kicks is not None, project, _BLOCK
+    )
+
+
+def split(x: Tensor, filled: int) -> Tensor:
+    """fp32 pixels as pairs of bf16 numbers: (images, filled, height, width), channels last, `filled` a power of 2."""
+    images, channels, height, width = x.shape
+    out = torch.empty(
+        (images, filled, height, width), dtype=torch.bfloat16, device=x.device, memory_format=torch.channels_last
+    )
+    block = 128
+    _split[(images, triton.cdiv(height * width, block))](x.contiguous(), out, height * width, channels, filled, block)
+    return out
+
+
+def relu_back(first: Tensor, second: Tensor, y: Tensor) -> Tensor:
+    """(first + second) where y > 0. All three are laid out like y."""
+    out = torch.empty_like(y)
+    _relu_back[(triton.cdiv(y.numel(), _BLOCK),)](first, second, y, out, y.numel(), _BLOCK)
+    return out
+
+
+class FoldAll:
+    """Folds every batch-norm into its convolution in one launch. Reads addresses, so the tensors must stay in place."""
+
+    def __init__(self, entries: list[tuple[list[Tensor], float]]) -> None:
+        """`entries`: (source, mean, variance, weight, bias, target, target bias) and the batch-norm's eps, per unit."""
+        device = entries[0][0][0].device
+        self.kept = [tensors for tensors, _ in entries]
+        table = [[tensor.data_ptr() for tensor in tensors] + [tensors[0][0].numel()] for tensors in self.kept]
+        widths = [len(tensors[0]) for tensors in self.kept]
+        self.table = torch.tensor(table, dtype=torch.int64, device=device)
+        self.units = torch.repeat_interleave(torch.arange(len(widths)), torch.tensor(widths)).to(device)
+        self.channels = torch.cat([torch.arange(width) for width in widths]).to(device)
+        self.eps = torch.tensor([eps for _, eps in entries], dtype=torch.float32, device=device)
+
+    def __call__(self) -> None:
+        """Do it."""
+        _fold[(len(self.units),)](self.table, self.units, self.channels, self.eps, _BLOCK)

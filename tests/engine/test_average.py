@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from sparring.engine import Average
+
+
+def made() -> nn.Module:
+    return nn.Sequential(nn.Linear(2, 1, bias=False), nn.BatchNorm1d(1))
+
+
+def test_the_average_of_what_was_seen():
+    model = made()
+    average = Average(model, 0.5)
+    for value in (1.0, 3.0, 7.0):
+        with torch.no_grad():
+            model[0].weight.fill_(value)
+            model[1].running_mean.fill_(-value)
+        average.move()
+    # The newest counts 1/2, the one before 1/4, the first 1/8, of 7/8 in all.
+    expected = (7 / 2 + 3 / 4 + 1 / 8) / (7 / 8)
+    read = average.read()
+    torch.testing.assert_close(read[0].weight, torch.full((1, 2), expected))
+    torch.testing.assert_close(read[1].running_mean, torch.full((1,), -expected))
+    assert not read.training and not read[0].weight.requires_grad
+    assert torch.equal(model[0].weight, torch.full((1, 2), 7.0))
+
+
+def test_weights_that_stand_still_are_their_own_average():
+    model = made()
+    average = Average(model, 0.999)
+    for _ in range(3):
+        average.move()
+    torch.testing.assert_close(average.read()[0].weight, model[0].weight, rtol=1e-5, atol=0)
+
+
+def test_counters_are_the_live_models():
+    model = made()
+    average = Average(model, 0.9)
+    model(torch.rand(4, 2))
+    average.move()
+    assert average.read()[1].num_batches_tracked == 1
+
+
+def test_it_goes_on_from_what_was_kept():
+    model = made()
+    one, other = Average(model, 0.9), Average(model, 0.9)
+    one.move()
+    other.restore({name: tensor.clone() for name, tensor in one.state().items()})
+    with torch.no_grad():
+        model[0].weight.add_(1.0)
+    one.move()
+    other.move()
+    assert torch.equal(one.read()[0].weight, other.read()[0].weight)

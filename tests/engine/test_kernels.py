@@ -1,0 +1,142 @@
+"""The Triton kernels compute what their plain twins compute: by Triton's interpreter on a CPU (tests/conftest.py)."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+pytest.importorskip("triton", reason="the kernels need Triton, which pip install -e '.[dev]' brings on Linux")
+if torch.cuda.is_available():
+    pytest.skip("for the interpreter; on CUDA run benchmarks/gpu_engine_check.py", allow_module_level=True)
+
+from sparring.attacks import friendly_pgd
+from sparring.engine import fused, kernels
+from sparring.engine.active import ActiveSet
+from sparring.engine.fold import ConvUnit, fold
+from sparring.engine.walk import FastWalk
+from sparring.models import build
+
+CPU = torch.device("cpu")
+BATCH, SHAPE, CLASSES, STEPS = 9, (1, 5, 5), 3, 6
+
+
+def sets(inner, noise, project, seed):
+    """The same batch twice: once for the kernels, once for their twins; and a network that is easily fooled."""
+    draw = torch.Generator().manual_seed(seed)
+    weight = torch.randn(CLASSES, 25, generator=draw)
+    x = torch.rand(BATCH, *SHAPE, generator=draw)
+
+    def network(points):
+        return points.flatten(1) @ weight.T
+
+    y = network(x).argmax(dim=1)
+    y[::4] = (y[::4] + 1) % CLASSES  # some are wrong from the start
+    made = []
+    for module in (kernels, None):
+        active = ActiveSet(
+            BATCH, SHAPE, CLASSES, steps=STEPS, inner=inner, noise=noise, project=project, device=CPU, kernels=module
+        )
+        count = BATCH - 2  # a partial batch
+        start = (x + 0.01).clamp(0, 1)
+        active.begin(x[:count], y[:count], start[:count], tau=1, eps=0.2, step_size=0.04, noise=0.01)
+        if active.kicks is not None:
+            active.kicks.copy_(torch.randn(active.kicks.shape, generator=torch.Generator().manual_seed(seed)))
+        if active.natural is not None:
+            active.natural[:BATCH].copy_(network(x))
+        made.append(active)
+    return network, made
+
+
+@pytest.mark.parametrize("inner", ["ce", "kl"])
+@pytest.mark.parametrize("noise", [False, True])
+@pytest.mark.parametrize("project", [False, True])
+def test_a_walk_step_by_step(inner, noise, project):
+    network, (by_kernels, plain) = sets(inner, noise, project, seed=3)
+    seen = set()
+    size = BATCH
+    for _ in range(STEPS):
+        for active in (by_kernels, plain):
+            active.step(network, size)
+        for name in ("rows", "tau_left", "backprops", "serial", "report", "step_index", "y"):
+            ours, theirs = getattr(by_kernels, name)[:BATCH], getattr(plain, name)[:BATCH]
+            assert torch.equal(ours, theirs), name
+        assert torch.allclose(by_kernels.x_adv[:BATCH], plain.x_adv[:BATCH], rtol=0, atol=2e-7)
+        assert torch.equal(by_kernels.target[:size], plain.target[:size])
+        size = max(plain.read()[1], 1)
+        seen.add(size)
+    assert len(seen) > 1  # the set has shrunk on the way
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 10_000), tau=st.integers(0, 3), every=st.integers(1, 5))
+def test_a_whole_attack(seed, tau, every):
+    _, (active, _) = sets("ce", noise=False, project=True, seed=seed)
+    x, y = active.x[:BATCH].clone(), active.y[:BATCH].clone()
+    model = nn.Sequential(nn.Flatten(), nn.Linear(25, CLASSES, bias=False))
+    model[1].weight.data.copy_(torch.randn(CLASSES, 25, generator=torch.Generator().manual_seed(seed)))
+    walk = FastWalk(model, BATCH, SHAPE, CLASSES, device=CPU, every=every, kernels=kernels)
+    setting = {"eps": 0.2, "step_size": 0.04, "steps": STEPS, "tau": tau, "loss": "ce", "start": "uniform"}
+    setting |= {"noise": 0.0, "project": True}
+    ours = walk(model, x, y, generator=torch.Generator().manual_seed(1), **setting)
+    plain = friendly_pgd(model, x, y, generator=torch.Generator().manual_seed(1), **setting)
+    assert torch.equal(ours.backprops, plain.backprops)
+    assert torch.allclose(ours.x_adv, plain.x_adv, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("inner", ["ce", "kl"])
+def test_judge_gives_the_gradient_of_the_loss(inner):
+    draw = torch.Generator().manual_seed(0)
+    logits = 5 * torch.randn(7, 10, generator=draw)
+    natural = torch.randn(9, 10, generator=draw)
+    rows, label = torch.tensor([8, 1, 2, 5, 4, 0, 3]), torch.randint(0, 10, (9,), generator=draw)
+    wrong = torch.zeros(7, dtype=torch.int32)
+    slope = kernels.judge(logits, natural if inner == "kl" else None, rows, label, wrong)
+    leaf = logits.clone().requires_grad_()
+    if inner == "ce":
+        F.cross_entropy(leaf, label[rows], reduction="sum").backward()
+    else:
+        F.kl_div(leaf.log_softmax(1), natural[rows].softmax(1), reduction="sum").backward()
+    assert torch.allclose(slope, leaf.grad, atol=1e-6)
+    assert torch.equal(wrong.bool(), logits.argmax(dim=1) != label[rows])
+
+
+def test_split_keeps_sixteen_bits():
+    x = torch.rand(3, 3, 5, 7, generator=torch.Generator().manual_seed(0))
+    pairs = kernels.split(x, 8)
+    assert pairs.is_contiguous(memory_format=torch.channels_last)
+    assert (pairs[:, :3].float() + pairs[:, 3:6].float() - x).abs().max() < 2**-15
+    assert not pairs[:, 6:].any()
+    # The interpreter cuts where a GPU rounds: the halves may differ by a unit in the last place, not their sum.
+    assert (pairs.float() - fused.split(x, 8).float()).abs().max() <= 2**-8
+
+
+def test_relu_back():
+    draw = torch.Generator().manual_seed(0)
+    first, second, y = (torch.randn(2, 3, 40, 9, generator=draw).to(torch.bfloat16) for _ in range(3))
+    ours = kernels.relu_back(first, second, y)
+    expected = torch.where(y > 0, first.float() + second.float(), 0.0)
+    assert torch.allclose(ours.float(), expected, rtol=2**-7)
+
+
+def test_all_convolutions_fold_in_one_launch():
+    torch.manual_seed(0)
+    model = build("resnet18", num_classes=10)
+    with torch.no_grad():
+        model.train()(torch.rand(4, 3, 32, 32))
+    model.to(memory_format=torch.channels_last)
+    folded = fold(model, dtype=torch.bfloat16, fused=True)
+    units = [unit for unit in folded.units if isinstance(unit, ConvUnit)]
+    several = [unit for unit in units if unit.in_a_row]
+    assert [unit for unit in units if unit not in several] == units[:1]  # the first has split pixels
+    expected = [(unit.weight.clone(), unit.bias.clone()) for unit in several]
+    for unit in several:
+        unit.weight.zero_()
+        unit.bias.zero_()
+    kernels.FoldAll([unit.addresses() for unit in several])()
+    for unit, (weight, bias) in zip(several, expected, strict=True):
+        assert torch.allclose(unit.weight.float(), weight.float(), rtol=2**-7, atol=1e-6)
+        assert torch.allclose(unit.bias.float(), bias.float(), rtol=2**-7, atol=1e-6)
