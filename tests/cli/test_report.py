@@ -14,8 +14,7 @@ from sparring.cli.evaluate import run as evaluate
 from sparring.recipes import paper
 from tests.cli.conftest import QUICK
 from tests.report.test_page import CHROMIUM, Reader
-from tests.reproduce.conftest import COURSE, TABLE
-from tests.reproduce.conftest import measured as measured  # a fixture of the session
+from tests.reproduce.tiny import COURSE, TABLE
 
 ITEMS = {item.name: item for item in (TABLE, COURSE, paper.find("fig-motivation"))}
 
@@ -101,24 +100,27 @@ def test_a_run_without_an_epoch(sparring):
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here; install it with: apt-get install -y chromium")
-@pytest.mark.parametrize("width", [390, 1200])
-def test_renders_in_a_browser(sparring, measured, evaluated, tmp_path, width):
+def test_renders_in_a_browser_on_a_desk_and_on_a_phone(sparring, measured, evaluated, tmp_path):
     assert sparring("reproduce", "fig-motivation", "--results", tmp_path / "results").code == 0
     assert sparring("report", measured / "results", tmp_path / "results" / "fig-motivation", evaluated).code == 0
-    # The page as wide as a frame of it: headless Chromium's own window cannot be as narrow as a phone.
-    frame = f'<body style="margin:0"><iframe src="report.html" style="width:{width}px;height:3000px;border:0"></iframe>'
-    Path("frame.html").write_text(f"<!doctype html><title>frame</title>{frame}")
+    # Both in one picture: headless Chromium's own window cannot be as narrow as a phone.
+    frames = "".join(
+        f'<iframe src="report.html" style="width:{width}px;height:3000px;border:0;float:left"></iframe>'
+        for width in (1200, 390)
+    )
+    Path("frames.html").write_text(f'<!doctype html><title>frames</title><body style="margin:0">{frames}')
     done = subprocess.run(
         [
             CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--hide-scrollbars",
             "--disable-background-networking", "--disable-component-update", "--disable-sync",
-            f"--user-data-dir={tmp_path / 'profile'}", "--enable-logging=stderr", "--window-size=1200,3000",
-            "--screenshot=page.png", Path("frame.html").absolute().as_uri(),
+            f"--user-data-dir={tmp_path / 'profile'}", "--enable-logging=stderr", "--window-size=1590,3000",
+            "--screenshot=page.png", Path("frames.html").absolute().as_uri(),
         ],
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "CONSOLE" not in done.stderr, done.stderr
-    pixels = np.asarray(Image.open("page.png").convert("L"))[:, :width]
-    assert 0.01 < (pixels < 120).mean() < 0.5
-    assert (pixels[:, -12:] < 120).mean() < 0.02  # nothing runs out of the page at its right edge
+    pixels = np.asarray(Image.open("page.png").convert("L"))
+    for page in (pixels[:, :1200], pixels[:, 1200:1590]):
+        assert 0.01 < (page < 120).mean() < 0.5
+        assert (page[:, -12:] < 120).mean() < 0.02  # nothing runs out of the page at its right edge

@@ -14,7 +14,7 @@ import torch
 from sparring import runs
 from sparring.cli import reproduce
 from sparring.recipes import paper
-from tests.reproduce.conftest import COURSE, TABLE
+from tests.reproduce.tiny import COURSE, TABLE
 
 ITEMS = {item.name: item for item in (TABLE, COURSE, paper.find("fig-motivation"))}
 
@@ -34,15 +34,15 @@ def test_the_list(sparring):
 
 
 def test_from_training_to_the_table(sparring):
-    said = sparring("reproduce", "table-tiny", "--limit", 16)
+    said = sparring("reproduce", "table-tiny")
     assert said.code == 0, said
     assert "wrote results/table-tiny/fat-lite-seed0.json" in said.out
     assert "wrote results/table-tiny/table.md" in said.out
-    assert "89.34 ± 0.22" in said.out and "Tiny CNN, 2 epochs, 1 seed" in said.out and "n = 16 test images" in said.out
+    assert "89.34 ± 0.22" in said.out and "Tiny CNN, 2 epochs, 1 seed" in said.out and "n = 450 test images" in said.out
     assert "2/2" in sparring("reproduce").out
     result = json.loads(Path("results/table-tiny/fat-lite-seed0.json").read_text())
-    assert f"{100 * result['found']['attacks']['pgd20']['accuracy']:.2f}" in said.out
-    again = sparring("reproduce", "table-tiny", "--limit", 16)
+    assert f"{100 * result['found']['attacks']['pgd10']['accuracy']:.2f}" in said.out
+    again = sparring("reproduce", "table-tiny")
     assert "training" not in again.out and "seed0.json" not in again.out and again.code == 0
     # The results alone are enough to draw; another folder has its own.
     Path("results/table-tiny/table.md").unlink()
@@ -51,6 +51,14 @@ def test_from_training_to_the_table(sparring):
     assert Path("results/table-tiny/table.md").exists() and sorted(Path("runs").rglob("*")) == runs_before
     assert (
         "Nothing of table-tiny is measured yet" in sparring("reproduce", "table-tiny", "--draw", "--results", "r").out
+    )
+    # A try on fewer images uses the same run, and is kept apart.
+    before = Path("results/table-tiny/table.md").read_text()
+    said = sparring("reproduce", "table-tiny", "--limit", 16)
+    assert "training" not in said.out and "n = 16 test images" in said.out
+    assert (
+        Path("results/table-tiny/limit16/table.md").exists()
+        and Path("results/table-tiny/table.md").read_text() == before
     )
 
 
@@ -68,11 +76,11 @@ def test_time_is_up_and_the_same_command_continues(sparring, monkeypatch):
         said = sparring(*words)
     assert said.code == 0, said
     assert "Time is up with 1 of 1 jobs left. The same command continues." in said.out
-    begun = json.loads(Path("results/table-tiny/fat-lite-seed0.json").read_text())
-    assert begun["state"] == "training" and "epochs" in said.out
+    begun = json.loads(Path("results/table-tiny/limit16/fat-lite-seed0.json").read_text())
+    assert begun["state"] == "interrupted" and "epochs" in said.out
     said = sparring(*words)
     assert said.code == 0 and "Time is up" not in said.out
-    assert json.loads(Path("results/table-tiny/fat-lite-seed0.json").read_text())["state"] == "measured"
+    assert json.loads(Path("results/table-tiny/limit16/fat-lite-seed0.json").read_text())["state"] == "measured"
     (folder,) = Path("runs/paper").iterdir()
     assert len(runs.read_environment(folder)) == 2
 
@@ -121,7 +129,7 @@ def test_wrong_words(sparring, words, parts):
 
 
 def test_missing_data_and_a_missing_gpu(sparring, monkeypatch, tmp_path):
-    far = {"data": "cifar10", "model": "resnet18"}
+    far = {"data": "cifar10", "model": "resnet18", "epochs": 30}
     rows = tuple(replace(row, configs={"full": replace(row.configs["lite"], **far)}) for row in TABLE.rows)
     monkeypatch.setitem(ITEMS, "table-tiny", replace(TABLE, rows=rows))
     monkeypatch.setenv("SPARRING_DATA", str(tmp_path))

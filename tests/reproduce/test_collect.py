@@ -8,7 +8,7 @@ import pytest
 
 from sparring.reproduce import results
 from sparring.reproduce.collect import about, cells, collect, lines, notes
-from tests.reproduce.conftest import COURSE, LIMIT, TABLE, planned
+from tests.reproduce.tiny import COURSE, IMAGES, TABLE, planned
 
 
 def copy(measured, folder, item=TABLE, row="fat", scale="lite", seed=0, **change):
@@ -24,7 +24,7 @@ def test_a_table_has_every_row_measured_or_not(measured, tmp_path):
     assert [line.label for line in both] == ["Madry", "FAT"]
     assert all(set(line.ours) == set(TABLE.columns) for line in both)
     found = results.read(planned(TABLE, measured)[1].path)["found"]["attacks"]
-    assert both[1].ours["PGD-20"].values == (found["pgd20"]["accuracy"],) and both[1].ours["PGD-20"].n == LIMIT
+    assert both[1].ours["PGD-20"].values == (found["pgd10"]["accuracy"],) and both[1].ours["PGD-20"].n == IMAGES
     assert both[1].about == "Tiny CNN, 2 epochs, 1 seed" and both[0].backprops == 2.0 > both[1].backprops > 0
     none = lines(collect(TABLE, tmp_path))
     assert [line.ours for line in none] == [{}, {}] and none[1].paper["Natural"] == (89.34, 0.221)
@@ -69,7 +69,7 @@ def test_an_unfinished_run_tells_its_speed_and_the_cost_of_the_whole(measured, t
         measured,
         tmp_path,
         scale="full",
-        state="training",
+        state="interrupted",
         training_seconds=80.0,
         sessions=3,
         peak_memory_gib=21.5,
@@ -85,7 +85,7 @@ def test_an_unfinished_run_tells_its_speed_and_the_cost_of_the_whole(measured, t
 
 def test_notes_say_images_scale_hardware_and_doubts(measured, tmp_path):
     told = " ".join(notes(collect(TABLE, measured / "results")))
-    assert "Lite scale: two epochs." in told and f"n = {LIMIT} test images" in told and "CPU, torch" in told
+    assert "Lite scale: two epochs." in told and f"n = {IMAGES} test images" in told and "CPU, torch" in told
     doubt = {"name": "x", "why": "The loss does not grow.", "evidence": "", "page": ""}
     job = copy(measured, tmp_path)
     found = results.read(job.path)

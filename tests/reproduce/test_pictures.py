@@ -10,7 +10,7 @@ from sparring.data import load
 from sparring.errors import UserError
 from sparring.recipes.paper import Losses, Mixture
 from sparring.reproduce import losses, mixture
-from tests.reproduce.conftest import COURSE, planned
+from tests.reproduce.tiny import COURSE, planned
 
 CPU = torch.device("cpu")
 WHAT = Mixture(classes=("3", "8"), layers=(2, 4), images=12, eps=0.3, step_size=0.05, steps=4, neighbours=3)

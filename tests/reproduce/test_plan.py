@@ -11,7 +11,7 @@ from sparring.data import load
 from sparring.errors import UserError
 from sparring.reproduce import results
 from sparring.reproduce.plan import chosen, key, state
-from tests.reproduce.conftest import COURSE, FAT, TABLE, planned
+from tests.reproduce.tiny import COURSE, FAT, TABLE, planned
 
 
 def test_a_run_is_named_by_its_configuration(tmp_path):
@@ -55,9 +55,23 @@ def test_the_states_of_a_job(tmp_path, measured):
     assert state(done) == "measured"
 
 
-@pytest.mark.parametrize("change", [{"limit": 12}, {"limit": None}])
-def test_what_was_measured_otherwise_is_not_measured(measured, change):
-    assert state(planned(TABLE, measured, **change)[0]) == "trained"
+def test_a_try_on_fewer_images_never_replaces_a_result(measured):
+    whole, less = planned(TABLE, measured)[0], planned(TABLE, measured, limit=12)[0]
+    assert (state(whole), state(less)) == ("measured", "trained")
+    assert whole.folder == less.folder and less.path.parent == whole.path.parent / "limit12"
+
+
+def test_a_field_of_a_later_version_changes_nothing(measured, tmp_path):
+    """What was measured before a field was added was measured with its default."""
+    (theirs,), (ours,) = planned(COURSE, measured), planned(COURSE, tmp_path)
+    found = results.read(theirs.path)
+    del found["config"]["weight_decay"]
+    results.write(ours.path, found)
+    default = replace(FAT, weight_decay=2e-4)  # the default; FAT's own is another
+    assert results.trained_by(found, default) and not results.trained_by(found, FAT)
+    assert state(ours) == "missing"
+    found["config"]["no_such_field"] = 1
+    assert not results.trained_by(found, default)
 
 
 def test_a_result_of_another_declaration_does_not_count(tmp_path, measured):

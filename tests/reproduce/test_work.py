@@ -10,7 +10,7 @@ import torch
 from sparring import config as configs
 from sparring.reproduce import Bench, Stopped, carry_out, results, work
 from sparring.reproduce.plan import state
-from tests.reproduce.conftest import COURSE, FAT, LIMIT, TABLE, planned
+from tests.reproduce.tiny import COURSE, FAT, IMAGES, TABLE, planned
 
 
 def found_in(job):
@@ -30,33 +30,33 @@ def test_a_result_says_what_was_made_and_how(measured):
     result = results.read(job.path)
     assert configs.from_json(result["config"]) == FAT
     assert (result["item"], result["row"], result["scale"], result["seed"]) == ("table-tiny", "fat", "lite", 0)
-    assert result["measure"] == {"kind": "robustness", "protocol": "mart", "autoattack": 0, "limit": LIMIT}
+    assert result["measure"] == {"kind": "robustness", "protocol": "quick", "autoattack": 0, "limit": None}
     attacks = result["found"]["attacks"]
-    assert set(attacks) == {"natural", "fgsm", "pgd20", "cw30", "worst"}
-    assert attacks["pgd20"]["eps"] == 8 / 255 and attacks["pgd20"]["n"] == LIMIT == result["found"]["n"]
-    assert attacks["worst"]["accuracy"] <= attacks["pgd20"]["accuracy"] <= attacks["natural"]["accuracy"] <= 1
+    assert set(attacks) == {"natural", "pgd10", "worst"}
+    assert attacks["pgd10"]["eps"] == 8 / 255 and attacks["pgd10"]["n"] == IMAGES == result["found"]["n"]
+    assert attacks["worst"]["accuracy"] <= attacks["pgd10"]["accuracy"] <= attacks["natural"]["accuracy"] <= 1
     assert result["history"]["epoch"] == [1, 2]
     assert result["training_seconds"] > 0 and result["environment"]["torch"]
     assert job.path.stat().st_size < 10_000
     assert "correct" not in job.path.read_text()  # verdicts stay in the run folder
 
 
-def test_what_is_there_is_not_made_again(measured, monkeypatch, bench):
+def test_what_is_there_is_not_made_again(measured, monkeypatch):
     def refuse(*args, **kwargs):
         raise AssertionError("worked although everything was there")
 
     monkeypatch.setattr(work, "train", refuse)
     monkeypatch.setattr(work, "_measure", refuse)
-    carry_out([*planned(TABLE, measured), *planned(COURSE, measured)], bench)
+    carry_out([*planned(TABLE, measured), *planned(COURSE, measured)], Bench(torch.device("cpu")))
 
 
-def test_two_items_share_a_run(tmp_path, monkeypatch, bench):
+def test_two_items_share_a_run(tmp_path, monkeypatch):
     trained = []
     really = work.train
     monkeypatch.setattr(
         work, "train", lambda config, *args, **kw: trained.append(config) or really(config, *args, **kw)
     )
-    carry_out([*planned(COURSE, tmp_path), *planned(TABLE, tmp_path, rows=("fat",))], bench)
+    carry_out([*planned(COURSE, tmp_path), *planned(TABLE, tmp_path, rows=("fat",))], Bench(torch.device("cpu")))
     assert trained == [FAT]
 
 
@@ -66,7 +66,7 @@ def test_a_stop_in_training_and_one_in_measuring_change_nothing(tmp_path, measur
     with pytest.raises(Stopped, match="in table-tiny fat"):
         carry_out([job], Bench(torch.device("cpu"), stop=lambda: next(steps) > 6))
     begun = results.read(job.path)
-    assert begun["state"] == "training" and "found" not in begun and begun["history"]["epoch"] == [1]
+    assert begun["state"] == "interrupted" and "found" not in begun and begun["history"]["epoch"] == [1]
     assert state(job) == "interrupted"
 
     class Broken:

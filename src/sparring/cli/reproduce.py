@@ -59,7 +59,7 @@ class Options:
     seeds: tuple[int, ...] = ()
     """Seeds to train with; one at lite, the paper's trials at full unless given."""
     limit: int | None = None
-    """Measure on the first so many test images: a quick try, recorded as such."""
+    """Measure on the first so many test images: a quick try, kept apart from the results (results/ITEM/limitN)."""
     max_minutes: float | None = None
     """Stop cleanly after so many minutes; the same command continues."""
     draw: bool = False
@@ -91,7 +91,7 @@ def run(argv: list[str]) -> int:
         device = pick_device(options.device)
         _possible(item, jobs, options, device)
         finished = _work(jobs, options, device, screen, shlex.join(["sparring", "reproduce", *argv]))
-    show(collect(item, options.results), options.results, screen)
+    show(collect(item, options.results, options.limit), screen)
     if not finished:
         left = sum(state(job) != "measured" for job in jobs)
         screen.print(f"Time is up with {left} of {len(jobs)} jobs left. The same command continues.", highlight=False)
@@ -192,14 +192,14 @@ def _breakable(until: float) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def show(collected: Collected, folder: Path, screen: Screen) -> None:
+def show(collected: Collected, screen: Screen) -> None:
     """The table on the screen, what must be known about it, and the files it was drawn to."""
     if collected.item.kind == "table":
         screen.print(_table(collected.item, lines(collected)))
     told: Callable[[str], None] = lambda line: screen.print(line, highlight=False)  # noqa: E731
     for note in notes(collected):
         told(note)
-    drawn = draw(collected, folder)
+    drawn = draw(collected)
     for caption in dict.fromkeys(drawn.values()):
         if caption:
             told(caption)

@@ -11,6 +11,7 @@ from typing import Any
 from sparring.recipes.paper import Item, Row, Scale
 from sparring.report.beside import Line, Ours
 from sparring.reproduce import results
+from sparring.reproduce.plan import home
 from sparring.reproduce.results import Result
 
 NETWORKS = {"small_cnn": "Small CNN", "resnet18": "ResNet-18", "tiny_cnn": "Tiny CNN"}
@@ -22,6 +23,7 @@ class Collected:
     """An item and its results."""
 
     item: Item
+    home: Path  # the folder of its results
     found: Mapping[tuple[str, Scale], Sequence[Result]]  # (row, scale) -> one a seed, in order
     begun: Sequence[Result]  # trainings that have not come to their end
     other: int  # files made by another declaration than today's: not shown
@@ -43,16 +45,16 @@ class Collected:
         return sum((row.name, scale) in self.found for row in self.item.rows)
 
 
-def collect(item: Item, folder: Path) -> Collected:
-    """The results of an item in a results folder."""
+def collect(item: Item, folder: Path, limit: int | None = None) -> Collected:
+    """The results of an item in a results folder; of tries on fewer images with `limit`."""
     rows = {row.name: row for row in item.rows}
     found: dict[tuple[str, Scale], list[Result]] = {}
     begun, other = [], 0
-    for path in sorted((folder / item.name).glob("*-seed*.json")):
+    for path in sorted(home(folder, item, limit).glob("*-seed*.json")):
         result = results.read(path)
         assert result is not None
         row, scale = rows.get(result["row"]), result["scale"]
-        if row is None or scale not in row.configs or not _declared(row, scale, result):
+        if row is None or scale not in row.configs or not _declared(row, scale, result, limit):
             other += 1
         elif results.finished(result):
             found.setdefault((row.name, scale), []).append(result)
@@ -60,14 +62,14 @@ def collect(item: Item, folder: Path) -> Collected:
             begun.append(result)
     for several in found.values():
         several.sort(key=lambda result: int(result["seed"]))
-    return Collected(item, found, begun, other)
+    return Collected(item, home(folder, item, limit), found, begun, other)
 
 
-def _declared(row: Row, scale: Scale, result: Mapping[str, Any]) -> bool:
+def _declared(row: Row, scale: Scale, result: Mapping[str, Any], limit: int | None) -> bool:
     config = row.configs[scale]
     if config is not None:
         config = replace(config, seed=result["seed"])
-    return results.matches(result, results.declared(config, row.measure, result["measure"]["limit"]))
+    return results.matches(result, config, row.measure, limit)
 
 
 def lines(collected: Collected) -> list[Line]:

@@ -22,10 +22,9 @@ from sparring.reproduce.collect import Collected, about, cells, lines, notes
 Series = dict[str, tuple[list[float], list[float]]]
 
 
-def draw(collected: Collected, folder: Path) -> dict[Path, str]:
-    """Write everything that an item's results can show into its folder; the files, and what to see in each."""
-    item, made = collected.item, {}
-    home = folder / item.name
+def draw(collected: Collected) -> dict[Path, str]:
+    """Write everything that an item's results can show beside them; the files, and what to see in each."""
+    item, home, made = collected.item, collected.home, {}
     home.mkdir(parents=True, exist_ok=True)
     if item.kind == "table":
         path = home / "table.md"

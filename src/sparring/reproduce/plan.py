@@ -6,7 +6,6 @@ A run is named by its configuration, not by the item: what two items share is tr
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -14,8 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sparring import checkpoint, runs
-from sparring import config as configs
-from sparring.config import Config
+from sparring.config import Config, differences
 from sparring.errors import UserError, did_you_mean
 from sparring.recipes.paper import Item, Row, Scale
 from sparring.reproduce import results
@@ -43,7 +41,7 @@ class Job:
 
     @property
     def declared(self) -> dict[str, Any]:
-        """What its result must have been made by."""
+        """What its result is made by, as the file says it."""
         return results.declared(self.config, self.row.measure, self.limit)
 
 
@@ -65,7 +63,7 @@ def plan(
             if config is not None:
                 config = replace(config, seed=seed)
             folder = None if config is None else runs_folder / key(config)
-            path = result_path(results_folder, item, row, scale, seed)
+            path = home(results_folder, item, limit) / f"{row.name}-{scale}-seed{seed}.json"
             jobs.append(Job(item.name, row, scale, seed, limit, config, folder, path))
     return jobs
 
@@ -88,14 +86,17 @@ def chosen(item: Item, scale: Scale, patterns: Sequence[str] = ()) -> list[Row]:
     return [row for row in rows if not patterns or any(fnmatchcase(row.name, pattern) for pattern in patterns)]
 
 
-def result_path(folder: Path, item: Item, row: Row, scale: Scale, seed: int) -> Path:
-    """Where a result lies."""
-    return folder / item.name / f"{row.name}-{scale}-seed{seed}.json"
+def home(results_folder: Path, item: Item, limit: int | None) -> Path:
+    """Where the results of an item lie. A try on fewer images has a folder of its own, and never replaces a result."""
+    return results_folder / item.name / (f"limit{limit}" if limit else "")
 
 
 def key(config: Config) -> str:
-    """A run's folder name: what a person wants to know, and a digest of all of it."""
-    digest = hashlib.sha256(json.dumps(configs.to_json(config), sort_keys=True).encode()).hexdigest()[:10]
+    """A run's folder name: what a person wants to know, and a digest of all in which it differs from the defaults.
+
+    A field that a later version adds leaves the names of earlier runs as they are.
+    """
+    digest = hashlib.sha256("; ".join(differences(Config(), config)).encode()).hexdigest()[:10]
     data = config.data.replace(":", "-")
     return f"{data}-{config.model}-{config.objective}-{config.epochs}-seed{config.seed}-{digest}"
 
@@ -103,7 +104,8 @@ def key(config: Config) -> str:
 def state(job: Job) -> State:
     """How far a job is."""
     found = results.read(job.path)
-    if found is not None and results.finished(found) and results.matches(found, job.declared):
+    as_declared = found is not None and results.matches(found, job.config, job.row.measure, job.limit)
+    if as_declared and results.finished(found):
         return "measured"
     if job.config is None or job.folder is None:
         return "trained"

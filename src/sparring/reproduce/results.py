@@ -24,15 +24,25 @@ _FORMAT = 1
 
 
 def declared(config: Config | None, measure: Measure, limit: int | None) -> dict[str, Any]:
-    """What a result must have been made by, as it is written in the file."""
+    """What a result is made by, as it is written in the file."""
     how = {"kind": type(measure).__name__.lower(), **asdict(measure), "limit": limit}
     plain = {"config": None if config is None else configs.to_json(config), "measure": how}
     return dict(json.loads(json.dumps(plain)))  # tuples become lists, as they are read back
 
 
-def matches(result: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    """Whether a result was made by exactly this declaration."""
-    return all(result.get(key) == value for key, value in wanted.items())
+def matches(result: Mapping[str, Any], config: Config | None, measure: Measure, limit: int | None) -> bool:
+    """Whether a result was made by this declaration."""
+    same_measure = result.get("measure") == declared(config, measure, limit)["measure"]
+    return same_measure and trained_by(result, config)
+
+
+def trained_by(result: Mapping[str, Any], config: Config | None) -> bool:
+    """Whether a result is of this configuration. A field that came after it was written had its default value."""
+    written = result.get("config")
+    try:
+        return (None if written is None else configs.from_json(written)) == config
+    except UserError:  # of another version, or damaged
+        return False
 
 
 def finished(result: Mapping[str, Any] | None) -> bool:

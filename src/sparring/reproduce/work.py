@@ -19,7 +19,7 @@ from sparring import runs, weights
 from sparring.data import Dataset, load
 from sparring.recipes.paper import Course, Losses, Mixture, Motivation, Robustness
 from sparring.reproduce import losses, mixture, motivation, results, robustness
-from sparring.reproduce.plan import Job, state
+from sparring.reproduce.plan import Job, State, state
 from sparring.train import Interrupted, Watch, train
 
 
@@ -47,6 +47,7 @@ class Bench:
     watch: Callable[[Job], Watch | None] = _unwatched
     tell: Callable[[str], None] = _silent
     progress: bool = False
+    at_once: int = 1  # jobs whose runs are trained before they are measured
     data: dict[str, Dataset] = field(default_factory=dict)  # loaded once
 
     def dataset(self, spec: str) -> Dataset:
@@ -57,40 +58,38 @@ class Bench:
 
 
 def carry_out(jobs: Sequence[Job], bench: Bench) -> None:
-    """Have every job's result, one after the other; those that are there are left alone.
+    """Have every job's result, in order; those that are there are left alone.
 
     Raises:
         Stopped: once `bench.stop` said so; everything so far is on disk.
     """
-    for job in jobs:
-        if state(job) == "measured":
-            continue
+    wanting = [job for job in jobs if state(job) != "measured"]
+    for first in range(0, len(wanting), bench.at_once):
+        group = wanting[first : first + bench.at_once]
         if bench.stop():
-            raise Stopped(f"before {job.name}")
-        train_runs([job], bench)
-        try:
-            with bench.breakable():
-                began = time.perf_counter()
-                found = _measure(job, bench)
-                seconds = time.perf_counter() - began
-        except KeyboardInterrupt:
-            raise Stopped(f"while measuring {job.name}; its verdicts so far are kept") from None
-        results.write(
-            job.path, {**_facts(job, bench, "measured"), "found": found, "measuring_seconds": round(seconds, 2)}
-        )
-        bench.tell(f"wrote {job.path}")
+            raise Stopped(f"before {group[0].name}")
+        train_runs(group, bench)
+        for job in group:
+            _have(job, bench)
 
 
 def train_runs(jobs: Sequence[Job], bench: Bench) -> None:
-    """Bring the runs of these jobs to their end. The one place where this package trains."""
-    for job in jobs:
-        if job.config is None or job.folder is None or state(job) in ("trained", "measured"):
-            continue
-        bench.tell(f"training {job.name} -> {job.folder}")
-        if bench.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(bench.device)
-        how_far = "trained"
-        try:
+    """Bring the runs of these jobs to their end. The one place where this package trains.
+
+    However it ends, every run that was begun leaves a result behind with its course so far.
+    """
+    untrained = [job for job in jobs if state(job) in ("missing", "interrupted")]
+    waiting = {job.folder: job for job in untrained}  # jobs may share a run
+    if bench.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(bench.device)
+    try:
+        for job in waiting.values():
+            assert job.config is not None and job.folder is not None
+            bench.tell(f"training {job.name} -> {job.folder}")
+            if (
+                bench.device.type == "cuda"
+            ):  # the last run's compiled code is no use; after eight versions torch gives up
+                torch.compiler.reset()
             train(
                 job.config,
                 job.folder,
@@ -102,11 +101,26 @@ def train_runs(jobs: Sequence[Job], bench: Bench) -> None:
                 stop=bench.stop,
                 tensorboard=False,
             )
-        except Interrupted as interrupted:
-            how_far = "training"
-            raise Stopped(f"in {job.name}: {interrupted}") from None
-        finally:
-            results.write(job.path, _facts(job, bench, how_far, memory=_memory(bench.device)))
+    except Interrupted as interrupted:
+        raise Stopped(f"in {job.name}: {interrupted}") from None
+    finally:
+        for job in waiting.values():
+            how_far = state(job)
+            if how_far != "missing":
+                results.write(job.path, _facts(job, bench, how_far, memory=_memory(bench.device)))
+
+
+def _have(job: Job, bench: Bench) -> None:
+    """Measure what is trained, and write it."""
+    try:
+        with bench.breakable():
+            began = time.perf_counter()
+            found = _measure(job, bench)
+            seconds = round(time.perf_counter() - began, 2)
+    except KeyboardInterrupt:
+        raise Stopped(f"while measuring {job.name}; its verdicts so far are kept") from None
+    results.write(job.path, {**_facts(job, bench, "measured"), "found": found, "measuring_seconds": seconds})
+    bench.tell(f"wrote {job.path}")
 
 
 def _memory(device: torch.device) -> float | None:
@@ -141,10 +155,10 @@ def _measure(job: Job, bench: Bench) -> dict[str, Any]:
     )
 
 
-def _facts(job: Job, bench: Bench, how_far: str, memory: float | None = None) -> dict[str, Any]:
+def _facts(job: Job, bench: Bench, how_far: State, memory: float | None = None) -> dict[str, Any]:
     """What a result says beside its findings. The memory of earlier sessions is known from what they wrote."""
     before = results.read(job.path) or {}
-    if before.get("config") == job.declared["config"]:
+    if results.trained_by(before, job.config):
         memory = max(memory or 0.0, before.get("peak_memory_gib") or 0.0) or None
     facts: dict[str, Any] = {
         "item": job.item,
