@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import time
 from dataclasses import replace
@@ -14,6 +15,7 @@ import torch
 from sparring import runs
 from sparring.cli import reproduce
 from sparring.recipes import paper
+from sparring.reproduce import headline
 from tests.reproduce.tiny import COURSE, TABLE
 
 ITEMS = {item.name: item for item in (TABLE, COURSE, paper.find("fig-motivation"))}
@@ -59,6 +61,19 @@ def test_from_training_to_the_table(sparring):
     assert (
         Path("results/table-tiny/limit16/table.md").exists()
         and Path("results/table-tiny/table.md").read_text() == before
+    )
+
+
+def test_everything_is_drawn_at_once(sparring, measured, tmp_path, monkeypatch):
+    monkeypatch.setattr(headline, "ROWS", {"table-tiny": ("madry", "fat")})
+    shutil.copytree(measured / "results", tmp_path / "results")
+    said = sparring("reproduce", "--draw")
+    assert said.code == 0, said
+    for name in ("table-tiny/table.md", "fig-tiny/fig-tiny.png", "headline.md"):
+        assert f"wrote results/{name}\n" in said.out and (tmp_path / "results" / name).exists()
+    assert "fig-motivation" not in said.out
+    sparring("reproduce", "--draw", "--results", "none").mends(
+        "no results in none", "sparring reproduce fig-motivation"
     )
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 
 from sparring import config as configs
+from sparring.evaluation import Climb, Part, Protocol
+from sparring.recipes.paper import Robustness
 from sparring.reproduce import Bench, Stopped, carry_out, results, work
 from sparring.reproduce.plan import state
 from tests.reproduce.tiny import COURSE, FAT, IMAGES, TABLE, planned
@@ -105,3 +108,33 @@ def test_files_are_json_with_lists_on_one_line(measured):
     text = path.read_text()
     assert json.loads(text)["history"]["epoch"] == [1, 2]
     assert '"epoch": [1,2]' in text
+
+
+def test_runs_of_a_group_are_trained_before_they_are_measured(tmp_path, monkeypatch):
+    happened = []
+    really = work.train
+    monkeypatch.setattr(work, "train", lambda config, *a, **kw: happened.append("train") or really(config, *a, **kw))
+    monkeypatch.setattr(work, "_measure", lambda *a: happened.append("measure") or {"n": 0})
+    carry_out([*planned(TABLE, tmp_path), *planned(COURSE, tmp_path)], Bench(torch.device("cpu"), at_once=3))
+    assert happened == ["train", "train", "measure", "measure", "measure"]  # two of the three jobs share a run
+
+
+def test_autoattack_has_its_own_images(tmp_path, measured, monkeypatch):
+    """AutoAttack itself takes minutes here: one step stands for it."""
+    really = work.robustness.evaluate
+    stand_in = Protocol("autoattack", "", 8 / 255, (Climb("autoattack", 1, Part(1)),))
+
+    def evaluate(model, x, y, protocol, **kwargs):
+        return really(model, x, y, stand_in if protocol == "autoattack" else protocol, **{**kwargs, "doubts": False})
+
+    monkeypatch.setattr(work.robustness, "evaluate", evaluate)
+    row = replace(TABLE.rows[1], measure=Robustness("quick", autoattack=7))
+    (job,) = planned(replace(TABLE, rows=(row,)), tmp_path)
+    job = replace(job, folder=planned(COURSE, measured)[0].folder)
+    carry_out([job], Bench(torch.device("cpu")))
+    attacks = results.read(job.path)["found"]["attacks"]
+    assert attacks["autoattack"]["n"] == 7 and attacks["autoattack"]["eps"] == 8 / 255
+    assert attacks["pgd10"]["n"] == attacks["worst"]["n"] == IMAGES
+    (few,) = planned(replace(TABLE, rows=(row,)), tmp_path, limit=5)
+    carry_out([replace(few, folder=job.folder)], Bench(torch.device("cpu")))
+    assert results.read(few.path)["found"]["attacks"]["autoattack"]["n"] == 5

@@ -18,6 +18,7 @@ import tyro
 from rich import box
 from rich.table import Table
 
+from sparring.checkpoint import write_text
 from sparring.cli.arguments import parse
 from sparring.cli.progress import TrainingBar
 from sparring.cli.screen import Screen, let_go
@@ -31,6 +32,7 @@ from sparring.report.beside import Line, best, spell
 from sparring.reproduce import Bench, Job, Stopped, carry_out, cost, plan, state
 from sparring.reproduce.collect import Collected, collect, lines, notes
 from sparring.reproduce.draw import draw
+from sparring.reproduce.headline import headline
 
 DESCRIPTION = """Regenerate a table or figure of the paper, beside the paper's own numbers. Finished runs are used
 again, interrupted ones continue. Without an item: the list of items, their cost on one H200, and what is measured.
@@ -41,7 +43,8 @@ Examples:
   sparring reproduce table1 --scale lite
   sparring reproduce table1 --rows fat-* --seeds 0 1 2 --max-minutes 8.5
   sparring reproduce fig-tau --scale full --rows small_cnn-*
-  sparring reproduce table1 --draw"""
+  sparring reproduce table1 --draw
+  sparring reproduce --draw"""
 
 _PATIENCE = 30.0  # seconds on an H200: about an hour on a CPU, which it takes without being asked to
 
@@ -63,7 +66,7 @@ class Options:
     max_minutes: float | None = None
     """Stop cleanly after so many minutes; the same command continues."""
     draw: bool = False
-    """Only draw from the results that are there; train and measure nothing."""
+    """Only draw from the results that are there; train and measure nothing. Without an item: all of them."""
     plan: bool = False
     """Only list the jobs: their state and cost."""
     device: str = "auto"
@@ -79,7 +82,7 @@ def run(argv: list[str]) -> int:
     options = parse(Options, argv, prog="sparring reproduce", description=DESCRIPTION)
     screen = Screen()
     if options.item is None:
-        _list(screen, options)
+        (_draw_all if options.draw else _list)(screen, options)
         return 0
     item = paper.find(options.item)
     jobs = _jobs(item, options)
@@ -262,6 +265,21 @@ def _list(screen: Screen, options: Options) -> None:
         "One of them: sparring reproduce ITEM    Its jobs: sparring reproduce ITEM --plan",
         highlight=False,
     )
+
+
+def _draw_all(screen: Screen, options: Options) -> None:
+    """Every item that has results, and the headline of the tables."""
+    found = [collect(item, options.results) for item in paper.ITEMS.values()]
+    for collected in found:
+        for path in draw(collected) if collected.found or collected.begun else ():
+            screen.print(f"wrote {path}", highlight=False, soft_wrap=True)
+    text = headline(options.results)
+    if text:
+        path = options.results / "headline.md"
+        write_text(path, text)
+        screen.print(f"wrote {path}", highlight=False, soft_wrap=True)
+    if not any(collected.found or collected.begun for collected in found):
+        raise UserError(f"there are no results in {options.results}. Begin with: sparring reproduce fig-motivation.")
 
 
 def _costs(item: Item, found: Collected, scale: Scale) -> tuple[str, str]:

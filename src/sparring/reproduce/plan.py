@@ -79,9 +79,10 @@ def chosen(item: Item, scale: Scale, patterns: Sequence[str] = ()) -> list[Row]:
     for pattern in patterns:
         if not any(fnmatchcase(row.name, pattern) for row in rows):
             names = [row.name for row in rows]
-            known = ", ".join(names[:8]) + (f", ... ({len(names)} in all)" if len(names) > 8 else "")
+            known = ", ".join(names[:4]) + (f", ... ({len(names)} in all)" if len(names) > 4 else "")
             raise UserError(
-                f"{item.name} has no row {pattern!r} at scale {scale}.{did_you_mean(pattern, names)} Known: {known}."
+                f"{item.name} has no row {pattern!r} at scale {scale}.{did_you_mean(pattern, names)} Known: {known}. "
+                f"All: sparring reproduce {item.name} --scale {scale} --plan."
             )
     return [row for row in rows if not patterns or any(fnmatchcase(row.name, pattern) for pattern in patterns)]
 
