@@ -96,6 +96,22 @@ def test_a_stop_in_training_and_one_in_measuring_change_nothing(tmp_path, measur
     assert results.read(job.path)["sessions"] == 2
 
 
+def test_a_course_is_lent_where_the_run_itself_is_gone(tmp_path, measured, monkeypatch):
+    theirs = planned(TABLE, measured)[1]
+    (wanted,) = planned(TABLE, tmp_path, rows=("fat",))
+    results.write(wanted.path, results.read(theirs.path))  # the file came home, the run folder did not
+    monkeypatch.delattr(work, "train")
+    (job,) = planned(COURSE, tmp_path)
+    carry_out([job], Bench(torch.device("cpu")))
+    lent, source = results.read(job.path), results.read(theirs.path)
+    assert state(job) == "measured" and lent["history"] == source["history"] and lent["found"] == {}
+    assert (lent["item"], lent["row"], lent["lent_by"]) == ("fig-tiny", "fat", f"table-tiny/{wanted.path.name}")
+    assert lent["environment"] == source["environment"]
+    (other,) = planned(COURSE, tmp_path, seeds=(1,))
+    work.lend([other])
+    assert state(other) == "missing"
+
+
 def test_a_stop_between_jobs(tmp_path):
     jobs = planned(TABLE, tmp_path)
     with pytest.raises(Stopped, match="before table-tiny madry"):

@@ -29,7 +29,7 @@ from sparring.evaluation.protocols import find as find_protocol
 from sparring.recipes import paper
 from sparring.recipes.paper import Item, Robustness, Scale
 from sparring.report.beside import Line, best, spell
-from sparring.reproduce import Bench, Job, Stopped, carry_out, cost, plan, state
+from sparring.reproduce import Bench, Job, Stopped, carry_out, cost, lend, plan, state
 from sparring.reproduce.collect import Collected, collect, lines, notes
 from sparring.reproduce.draw import draw
 from sparring.reproduce.headline import headline
@@ -89,6 +89,7 @@ def run(argv: list[str]) -> int:
     if options.plan:
         screen.print(_planned(jobs))
         return 0
+    lend(jobs)
     finished = True
     if not options.draw:
         device = pick_device(options.device)

@@ -4,6 +4,6 @@ Stands above training, evaluation, recipes and report; nothing below knows of it
 """
 
 from sparring.reproduce.plan import Job, plan, state
-from sparring.reproduce.work import Bench, Stopped, carry_out
+from sparring.reproduce.work import Bench, Stopped, carry_out, lend
 
-__all__ = ["Bench", "Job", "Stopped", "carry_out", "plan", "state"]
+__all__ = ["Bench", "Job", "Stopped", "carry_out", "lend", "plan", "state"]

@@ -74,6 +74,15 @@ def read(path: Path) -> Result | None:
     return dict(result)
 
 
+def of_run(folder: Path, config: Config) -> tuple[Path, Result] | None:
+    """A result, of any item, of a run of this configuration that came to its end."""
+    for path in sorted(folder.glob("*/*-seed*.json")):
+        result = read(path)
+        if result and result.get("state") in ("trained", "measured") and trained_by(result, config):
+            return path, result
+    return None
+
+
 def columns(records: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """The epochs of a run as one list a quantity: a fifth of the size of a record an epoch."""
     return {key: [_round(record[key]) for record in records] for key in records[0]} if records else {}

@@ -63,6 +63,7 @@ def carry_out(jobs: Sequence[Job], bench: Bench) -> None:
     Raises:
         Stopped: once `bench.stop` said so; everything so far is on disk.
     """
+    lend(jobs, bench.tell)
     wanting = [job for job in jobs if state(job) != "measured"]
     for first in range(0, len(wanting), bench.at_once):
         group = wanting[first : first + bench.at_once]
@@ -71,6 +72,28 @@ def carry_out(jobs: Sequence[Job], bench: Bench) -> None:
         train_runs(group, bench)
         for job in group:
             _have(job, bench)
+
+
+def lend(jobs: Sequence[Job], tell: Callable[[str], None] = _silent) -> None:
+    """Give jobs that ask for the course of a run alone the one that another item's result holds, if there is any.
+
+    So they need no run folder, which may have stayed on another machine.
+    """
+    for job in jobs:
+        if isinstance(job.row.measure, Course) and job.config is not None and state(job) != "measured":
+            found = results.of_run(job.path.parent.parent, job.config)
+            if found is not None:
+                path, result = found
+                own = {"item": job.item, "row": job.row.name, "scale": job.scale, "state": "measured", **job.declared}
+                lent = {
+                    **result,
+                    **own,
+                    "found": {},
+                    "measuring_seconds": 0.0,
+                    "lent_by": f"{result['item']}/{path.name}",
+                }
+                results.write(job.path, lent)
+                tell(f"wrote {job.path}, from {path}")
 
 
 def train_runs(jobs: Sequence[Job], bench: Bench) -> None:
@@ -86,10 +109,8 @@ def train_runs(jobs: Sequence[Job], bench: Bench) -> None:
         for job in waiting.values():
             assert job.config is not None and job.folder is not None
             bench.tell(f"training {job.name} -> {job.folder}")
-            if (
-                bench.device.type == "cuda"
-            ):  # the last run's compiled code is no use; after eight versions torch gives up
-                torch.compiler.reset()
+            if bench.device.type == "cuda":
+                torch.compiler.reset()  # after eight networks torch would give up compiling the code they share
             train(
                 job.config,
                 job.folder,
