@@ -18,7 +18,7 @@ import argparse
 import json
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,8 @@ def main() -> None:
         help="also bf16-compiled",
     )
     parser.add_argument("--aa-only", action="store_true", help="AutoAttack alone, ours in bf16 against the package")
+    parser.add_argument("--package-limit", type=int, help="images of the package alone; as many as ours unless given")
+    parser.add_argument("--package-batch", type=int, nargs="*", default=[250], help="250 is its default")
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
     device = torch.device(asked.device)
@@ -74,7 +76,13 @@ def main() -> None:
         )
     if aa_limit:
         precisions = ("bf16",) if asked.aa_only else ("fp32", "bf16")
-        report["autoattack"] = autoattack(model, x[:aa_limit], y[:aa_limit], eps=eps, precisions=precisions)
+        limit = min(asked.package_limit or aa_limit, aa_limit)
+        report["autoattack"] = {}
+        for found in autoattack(model, x[:aa_limit], y[:aa_limit], eps, precisions, limit, asked.package_batch):
+            report["autoattack"] |= found
+            print(found, flush=True)
+            if asked.out:  # the longest part: what is done is kept
+                asked.out.write_text(json.dumps(report, indent=1))
     text = json.dumps(report, indent=1)
     print(text)
     if asked.out:
@@ -180,36 +188,51 @@ def authors(model: nn.Module, x: Tensor, y: Tensor) -> None:
     model.zero_grad()
 
 
-def autoattack(model: nn.Module, x: Tensor, y: Tensor, *, eps: float, precisions: tuple[str, ...]) -> dict[str, Any]:
-    """AutoAttack standard: the package alone in its default batches of 250, and ours in fp32 and bf16."""
+def autoattack(
+    model: nn.Module, x: Tensor, y: Tensor, eps: float, precisions: tuple[str, ...], limit: int, sizes: list[int]
+) -> Iterator[dict[str, Any]]:
+    """AutoAttack standard: ours on all, the package alone on the first `limit`, in batches of each size.
+
+    The package works batch by batch, so its time grows with their number; `-scaled` is its time times all over limit.
+    The accuracies stand beside ours on the same images.
+    """
     device = next(model.parameters()).device
-    found: dict[str, Any] = {"n": len(x), "eps": eps}
-    images, labels = x.to(device).float() / 255, y.to(device)
-
-    def package() -> None:
-        suite = AutoAttack(model, eps=eps, device=device, seed=0)
-        x_adv, _ = suite.run_standard_evaluation(images, labels, batch_size=250)
-        with torch.no_grad():
-            wrong = [(model(a).argmax(1) != b).sum() for a, b in zip(x_adv.split(250), labels.split(250), strict=True)]
-        found["package-accuracy"] = 1 - sum(wrong).item() / len(x)
-
+    yield {"n": len(x), "eps": eps, "package-n": limit}
+    seconds = {}
     for precision in precisions:
         ours: list[Any] = []
-        found[f"ours-{precision}-seconds"] = timed(
+        seconds[precision] = timed(
             lambda p=precision, o=ours: o.append(
                 evaluate(model, x, y, "autoattack", eps=eps, precision=p, doubts=False)
             ),
             device,
         )
         record = ours[0]["autoattack"]
-        found[f"ours-{precision}-accuracy"] = record.accuracy
-        found[f"ours-{precision}-detail"] = record.detail
-        print(precision, found, flush=True)
-    found["package-seconds"] = timed(package, device)
-    model.zero_grad()
-    for precision in precisions:
-        found[f"times-faster-{precision}"] = found["package-seconds"] / found[f"ours-{precision}-seconds"]
-    return found
+        yield {
+            f"ours-{precision}-seconds": seconds[precision],
+            f"ours-{precision}-accuracy": record.accuracy,
+            f"ours-{precision}-accuracy-on-package-n": float(record.correct[:limit].double().mean()),
+            f"ours-{precision}-detail": record.detail,
+        }
+    images, labels = x[:limit].to(device).float() / 255, y[:limit].to(device)
+    for size in sizes:
+        wrong: list[Tensor] = []
+
+        def package(size: int = size, wrong: list[Tensor] = wrong) -> None:
+            suite = AutoAttack(model, eps=eps, device=device, seed=0)
+            x_adv, _ = suite.run_standard_evaluation(images, labels, batch_size=size)
+            with torch.no_grad():
+                pairs = zip(x_adv.split(250), labels.split(250), strict=True)
+                wrong.extend((model(a).argmax(1) != b).sum() for a, b in pairs)
+
+        took = timed(package, device)
+        model.zero_grad()
+        scaled = took * len(x) / limit
+        yield {
+            f"package-{size}-seconds": took,
+            f"package-{size}-accuracy": 1 - sum(wrong).item() / limit,
+            f"package-{size}-scaled": scaled,
+        } | {f"times-faster-{precision}-than-{size}": scaled / seconds[precision] for precision in precisions}
 
 
 def timed(work: Callable[[], Any], device: torch.device) -> float:

@@ -215,9 +215,39 @@ def test_killed_ten_times_at_random_moments(tmp_path, small):
     same_run(tmp_path / "whole", tmp_path / "killed")
 
 
+def test_short_epochs_are_not_all_saved_and_resume_exactly_from_the_one_that_was(tmp_path, small, whole, monkeypatch):
+    """The first end is saved, the next ones once it is worth it; best and last are always of the same moment."""
+    saves = []
+    really = train.Keeper.save
+
+    def save(self):
+        saves.append(self.state.epoch - 1)
+        return really(self)
+
+    monkeypatch.setattr(train.Keeper, "save", save)
+
+    class Leave:
+        def begin(self, *args, **kwargs): ...
+        def step(self, *args): ...
+        def end(self): ...
+        def epoch(self, record, *, best):
+            if record["epoch"] == 2:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):  # as a power cut would: nothing is saved on the way out
+        train.train(small, tmp_path / "run", tensorboard=False, watch=Leave())
+    assert saves == [1]
+    best = checkpoint.load(tmp_path / "run" / runs.BEST)
+    assert best.facts["epoch"] == 1
+    train.train(small, tmp_path / "run", resume=True, tensorboard=False)
+    assert saves == [1, 2, 3]  # a resumed run saves its first end too
+    same_run(whole, tmp_path / "run")
+
+
 @pytest.mark.parametrize("nth", [1, 2, 3, 4, 5])
 def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path, small, whole, monkeypatch, nth):
     """The nth write of a checkpoint fails; afterwards the run goes on as if nothing had been."""
+    monkeypatch.setattr(train, "SAVE_AT_ENDS", 0.0)
     written = iter(range(1, 100))
     really = Path.write_bytes
 

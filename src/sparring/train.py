@@ -9,6 +9,7 @@ gradient that is not finite stops the run before the update. This module knows n
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -32,7 +33,9 @@ from sparring.seeds import derive_seed, generator
 
 _WEIGHTS, _HOLD_OUT, _ATTACK, _VALIDATION = range(1, 5)  # what a draw is for
 _EVALUATION_BATCH = 500
+_GLOBAL_RANDOM_STATE = threading.Lock()
 SAVE_EVERY = 300.0  # seconds between checkpoints within an epoch: the most that a power cut can cost
+SAVE_AT_ENDS = 20.0  # seconds before the end of another epoch is worth a checkpoint: a GPU trains one in 4 s
 
 
 class Watch(Protocol):
@@ -115,21 +118,19 @@ def train(
     training, held = training.to(device), held.to(device)
     steps = count_batches(len(training), config.batch_size)
     facts = model_facts(config, data)
-    state = _begin(config, facts, device)
+    state = begin(config, facts, device)
     run = _open(folder, config, recipe, resume=resume, overwrite=overwrite)  # after what may be refused
     runs.note_environment(folder, device)
     saved = run.last(device)
     if saved is not None:
         _restore(state, saved)
     run.keep_metrics(state.epoch - 1)
-    parts = _engine(config, state, data, device, engine)
+    parts = engine_for(config, state, data, device, engine)
     if saved is not None and parts.average is not None:
         parts.average.restore(saved.part("average"))
     board = _board(folder, state.epoch) if tensorboard and state.epoch <= config.epochs else None
 
-    def save() -> None:
-        _save(run, state, facts, parts.average)
-
+    keeper = Keeper(run, state, facts, parts.average)
     if watch:
         watch.begin(config, steps=steps, epoch=state.epoch, engine=parts.line)
     try:
@@ -137,18 +138,17 @@ def train(
             history = run.metrics()
             # An attack of an objective's own comes in every batch size: too many to tune for.
             with engines.tuned(parts) if OBJECTIVES[config.objective].walks else nullcontext():
-                _train_epoch(state, config, parts, training, steps, history, save, watch, stop)
+                one_epoch(state, config, parts, training, steps, history, keeper.save, watch, stop)
             judged, network = _judged(state, config, parts)
             record = _record(state, config, held, judged, network)
             run.record(record)
             is_best = state.best is None or _score(record) > _score(state.best)
             if is_best:
                 state.best = record
-                run.save(
-                    runs.BEST, _weights("model", judged), {"model": facts, "epoch": state.epoch, "metrics": record}
-                )
+                keeper.keep(judged, record)
             state.epoch, state.step, state.tally = state.epoch + 1, 0, Tally.empty(device)
-            save()
+            if state.epoch > config.epochs or keeper.idle > SAVE_AT_ENDS:
+                keeper.save()
             if board:
                 for name, value in record.items():
                     if value is not None:
@@ -163,7 +163,7 @@ def train(
     return (parts.average.read() if parts.average else state.model).eval()
 
 
-def _train_epoch(
+def one_epoch(
     state: State,
     config: Config,
     engine: Engine,
@@ -283,9 +283,9 @@ def _open(folder: Path, config: Config, recipe: str, *, resume: bool, overwrite:
     return run
 
 
-def _begin(config: Config, facts: dict[str, Any], device: torch.device) -> State:
-    """Fresh weights from the seed; the global random state stays as it was."""
-    with torch.random.fork_rng(devices=[]):
+def begin(config: Config, facts: dict[str, Any], device: torch.device) -> State:
+    """Fresh weights from the seed; the global random state stays as it was, and runs side by side take turns at it."""
+    with _GLOBAL_RANDOM_STATE, torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(config.seed, _WEIGHTS))
         model = models.build(
             facts["name"],
@@ -303,7 +303,8 @@ def _begin(config: Config, facts: dict[str, Any], device: torch.device) -> State
     return State(model, optimizer, Tally.empty(device))
 
 
-def _engine(config: Config, state: State, data: Dataset, device: torch.device, kind: engines.Kind) -> Engine:
+def engine_for(config: Config, state: State, data: Dataset, device: torch.device, kind: engines.Kind) -> Engine:
+    """The engine that trains what `config` says."""
     objective = OBJECTIVES[config.objective]
     return engines.prepare(
         state.model,
@@ -323,30 +324,57 @@ def _weights(part: str, model: nn.Module) -> dict[str, Tensor]:
     return {f"{part}.{name}": tensor for name, tensor in model.state_dict().items()}
 
 
-def _save(run: runs.Run, state: State, facts: dict[str, Any], average: Average | None) -> None:
-    """Everything a run needs to go on, in one file. Part "model" is the one to use: the average, where one is kept."""
-    weights = _weights("model", state.model)
-    if average is not None:
-        sums = {f"average.{name}": tensor for name, tensor in average.state().items()}
-        weights = _weights("model", average.read()) | _weights("live", state.model) | sums
-    momentum = {
-        f"momentum.{name}": state.optimizer.state[parameter]["momentum_buffer"]
-        for name, parameter in state.model.named_parameters()
-        if state.optimizer.state[parameter].get("momentum_buffer") is not None
-    }
-    tally = {"tally.loss": state.tally.loss, "tally.backprops": state.tally.backprops}
-    run.save(
-        runs.LAST,
-        weights | momentum | tally,
-        {
-            "model": facts,
-            "epoch": state.epoch - 1,  # complete ones
-            "step": state.step,
-            "best": state.best,
-            "images": state.tally.images,
-            "seconds": state.tally.seconds,
-        },
-    )
+class Keeper:
+    """Writes checkpoints: the best model so far, and everything the run needs to go on.
+
+    Both are written at the same moments, so that what a power cut takes from one it takes from both, and the run that
+    resumes finds the same best again.
+    """
+
+    def __init__(self, run: runs.Run, state: State, facts: dict[str, Any], average: Average | None) -> None:
+        self.run, self.state, self.facts, self.average = run, state, facts, average
+        self.saved = float("-inf")
+        self.pending: tuple[dict[str, Tensor], dict[str, Any]] | None = None
+
+    @property
+    def idle(self) -> float:
+        """Seconds since the last checkpoint."""
+        return time.perf_counter() - self.saved
+
+    def keep(self, model: nn.Module, record: dict[str, Any]) -> None:
+        """This is the best model so far: remember it as it is now."""
+        weights = {name: tensor.detach().clone() for name, tensor in _weights("model", model).items()}
+        self.pending = weights, {"model": self.facts, "epoch": record["epoch"], "metrics": record}
+
+    def save(self) -> None:
+        """Write both. Part "model" of the run's file is the one to use: the average, where one is kept."""
+        if self.pending:
+            self.run.save(runs.BEST, *self.pending)
+            self.pending = None
+        state = self.state
+        weights = _weights("model", state.model)
+        if self.average is not None:
+            sums = {f"average.{name}": tensor for name, tensor in self.average.state().items()}
+            weights = _weights("model", self.average.read()) | _weights("live", state.model) | sums
+        momentum = {
+            f"momentum.{name}": state.optimizer.state[parameter]["momentum_buffer"]
+            for name, parameter in state.model.named_parameters()
+            if state.optimizer.state[parameter].get("momentum_buffer") is not None
+        }
+        tally = {"tally.loss": state.tally.loss, "tally.backprops": state.tally.backprops}
+        self.run.save(
+            runs.LAST,
+            weights | momentum | tally,
+            {
+                "model": self.facts,
+                "epoch": state.epoch - 1,  # complete ones
+                "step": state.step,
+                "best": state.best,
+                "images": state.tally.images,
+                "seconds": state.tally.seconds,
+            },
+        )
+        self.saved = time.perf_counter()
 
 
 def _restore(state: State, saved: Checkpoint) -> None:

@@ -29,6 +29,7 @@ COMMANDS = {
     "report": ("sparring.cli.report", "make one page to read of runs and reproduced results"),
     "export": ("sparring.cli.export", "write a trained model as plain weights"),
     "recipes": ("sparring.cli.recipes", "list the recipes, or show one"),
+    "bench": ("sparring.cli.bench", "measure how fast training is here, against the plain ways"),
     "data": ("sparring.cli.data", "list the data sets, or fetch one"),
 }
 USAGE = """usage: sparring COMMAND [options]

@@ -92,7 +92,8 @@ def prepare(
         after=after,
         also=list(average.state().values()) if average else (),
     )
-    walk = FastWalk(network, batch, shape, classes, device=device, dtype=dtype)
+    every = max(16, batch // 16)  # a bucket costs about a second of start-up
+    walk = FastWalk(network, batch, shape, classes, device=device, dtype=dtype, every=every)
     captured = "captured graphs" if cuda else "uncaptured: no CUDA"
     line = f"engine: fast, {'bf16' if half else 'fp32'}, {captured}, {how}"
     return Engine(walk, update, network, line, 100 if cuda else 1, average)

@@ -8,6 +8,7 @@ and the step size are numbers in memory: a schedule recaptures nothing. Without 
 from __future__ import annotations
 
 import itertools
+import time
 from types import ModuleType
 
 import torch
@@ -42,6 +43,7 @@ class FastWalk:
         self.sizes = bucket_sizes(batch, every=every)
         self.pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
         self.made: dict[tuple[int, str, bool, bool], _Bench] = {}
+        self.launched = dict.fromkeys(self.sizes, 0)  # steps by bucket, over all calls
 
     def __call__(
         self,
@@ -76,7 +78,9 @@ class FastWalk:
             bench.natural()
         going = count
         for step in range(steps):
-            bench.steps[fitting(self.sizes, going)]()
+            size = fitting(self.sizes, going)
+            bench.steps[size]()
+            self.launched[size] += 1
             if tau < steps and step < steps - 1:  # with tau >= K nobody ever stops
                 going = bench.wait()
                 if going == 0:
@@ -126,6 +130,7 @@ class _Bench:
             serial, count = self.active.read()
             if serial >= self.taken:
                 return count
+            time.sleep(0)  # lets other threads run
             if poll % 100_000 == 0:  # a device that has failed never reports; asking it raises
                 torch.cuda.current_stream().query()
         raise AssertionError("unreachable")

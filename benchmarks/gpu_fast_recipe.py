@@ -1,0 +1,177 @@
+"""On one H200: find the settings of `fast-cifar10-resnet18` by validation data, then train it on several seeds.
+
+    PYTHONPATH=src:site SPARRING_DATA=DATA python3 benchmarks/gpu_fast_recipe.py trials OUT.json
+    PYTHONPATH=src:site SPARRING_DATA=DATA python3 benchmarks/gpu_fast_recipe.py final OUT.json [--epochs N ...]
+
+`trials` trains the candidates side by side and looks at held-out training images only (n = 4,000), for the last
+weights and for their average. `final` trains the chosen one: seed 0 alone, which is the run that is timed, then the
+other seeds side by side, and measures each on the test set once, by the protocol dat.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from sparring import runs
+from sparring.config import to_json
+from sparring.data import hold_out, load
+from sparring.evaluation import evaluate
+from sparring.models import build
+from sparring.recipes import cifar10
+from sparring.schedules import parse
+from sparring.seeds import derive_seed
+from sparring.together import train_together
+from sparring.train import _HOLD_OUT, train, validate
+
+DEVICE = torch.device("cuda")
+HELD = 4000
+BASE = replace(
+    cifar10.FAT,
+    lr=parse("one-cycle:0.3"),
+    weight_decay=5e-4,
+    batch_size=256,
+    epochs=28,
+    ema=0.997,
+    attack=replace(cifar10.FAT.attack, tau=parse("0,1@40%,2@75%")),
+)
+CANDIDATES = {
+    "128": replace(BASE, batch_size=128, epochs=20, lr=parse("one-cycle:0.2"), ema=0.998),
+    "256": BASE,
+    "256-tau": replace(BASE, epochs=26, attack=replace(BASE.attack, tau=parse("0,1@30%,2@55%"))),
+    "512": replace(BASE, batch_size=512, epochs=32, lr=parse("one-cycle:0.5"), ema=0.995),
+}
+
+
+class Clock:
+    """Notes when the first step was done and when the run ended."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def begin(self, config, *, steps, epoch, engine):
+        """Watch."""
+        self.began = time.perf_counter()
+        self.first = None
+
+    def step(self, epoch, step, backprops):
+        """Watch."""
+        if self.first is None:
+            torch.cuda.synchronize()
+            self.first = time.perf_counter()
+
+    def epoch(self, record, *, best):
+        """Watch."""
+        if record["epoch"] % 4 == 0 or record["epoch"] < 3:
+            print(
+                f"{self.name}: epoch {record['epoch']} natural {record['natural']:.3f} pgd10 {record['pgd10']:.3f} "
+                f"{record['backprops']:.2f} BPs {record['seconds']:.2f} s at {time.perf_counter() - self.first:.1f} s",
+                flush=True,
+            )
+
+    def end(self):
+        """Watch."""
+        torch.cuda.synchronize()
+        self.seconds = time.perf_counter() - self.first
+
+
+def judge(folder: Path, data, config) -> dict:
+    """Natural and PGD-10 accuracy on the held-out images: of the average, and of the last weights."""
+    last = runs.open_run(folder).last(DEVICE)
+    _, held = hold_out(data.train, config.validation, seed=derive_seed(config.seed, _HOLD_OUT))
+    found = {}
+    for part in ("model", "live"):
+        if not last.part(part):
+            continue
+        model = build(config.model, num_classes=10).to(DEVICE)
+        model.load_state_dict(last.part(part))
+        natural, robust = validate(model.eval(), held.to(DEVICE), eps=8 / 255, seed=0)
+        found["average" if part == "model" else "last"] = {"natural": natural, "pgd10": robust}
+    return found
+
+
+def trials(out: Path, names: list[str]) -> None:
+    data = load("cifar10")
+    configs = {name: replace(CANDIDATES[name], validation=HELD) for name in names or CANDIDATES}
+    folders = {name: Path("/tmp/trials") / name for name in configs}
+    watches = [Clock(name) for name in configs]
+    began = time.perf_counter()
+    pairs = [(configs[name], folders[name]) for name in configs]
+    given = {"device": DEVICE, "data": data, "tensorboard": False, "overwrite": True}
+    train_together(pairs, at_once=len(pairs), watches=watches, **given)
+    print(f"all in {time.perf_counter() - began:.0f} s", flush=True)
+    found = {"n": HELD, **runs.environment(DEVICE)}
+    for name, watch in zip(configs, watches, strict=True):
+        row = {"config": to_json(configs[name]), "seconds_in_company": watch.seconds}
+        found[name] = row | judge(folders[name], data, configs[name])
+        print(name, {key: found[name][key] for key in ("average", "last")}, flush=True)
+        out.write_text(json.dumps(found, indent=1))
+
+
+def final(out: Path, given: argparse.Namespace) -> None:
+    data = load("cifar10")
+    config = CANDIDATES[given.candidate]
+    if given.epochs:
+        config = replace(config, epochs=given.epochs)
+    if given.tau:
+        config = replace(config, attack=replace(config.attack, tau=parse(given.tau)))
+    config = replace(config, ema=0.0 if given.no_average else given.ema or config.ema)
+    if given.lr:
+        config = replace(config, lr=parse(given.lr))
+    found = {"config": to_json(config), **runs.environment(DEVICE), "seeds": {}}
+    alone, *others = given.seeds
+
+    def measure(seed: int, watch: Clock, model, company: int) -> None:
+        result = evaluate(model, data.test.x, data.test.y, "dat", precision="bf16", doubts=False)
+        row = {record.name: record.accuracy for record in result}
+        metrics = runs.read_metrics(Path(f"/tmp/final/{seed}"))
+        start = watch.first - watch.began
+        found["seeds"][seed] = {
+            "seconds": watch.seconds,
+            "start_up_s": start,
+            "runs_at_once": company,
+            "dat": row,
+            "epochs": metrics,
+        }
+        print(f"seed {seed}: {watch.seconds:.1f} s after {start:.1f} s of start-up, {company} at once;", end=" ")
+        print({name: f"{100 * accuracy:.2f}" for name, accuracy in row.items()}, flush=True)
+        out.write_text(json.dumps(found, indent=1))
+
+    same = {"device": DEVICE, "data": data, "tensorboard": False, "overwrite": True}
+    watch = Clock(f"seed {alone}")
+    model = train(replace(config, seed=alone), Path(f"/tmp/final/{alone}"), watch=watch, **same)
+    measure(alone, watch, model, 1)
+    if others:
+        watches = [Clock(f"seed {seed}") for seed in others]
+        pairs = [(replace(config, seed=seed), Path(f"/tmp/final/{seed}")) for seed in others]
+        trained = train_together(pairs, at_once=len(others), watches=watches, **same)
+        for seed, watch, model in zip(others, watches, trained, strict=True):
+            measure(seed, watch, model, len(others))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("what", choices=["trials", "final"])
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--names", nargs="*", default=[])
+    parser.add_argument("--candidate", default="256", choices=CANDIDATES)
+    parser.add_argument("--epochs", type=int)
+    parser.add_argument("--tau")
+    parser.add_argument("--lr")
+    parser.add_argument("--ema", type=float)
+    parser.add_argument("--no-average", action="store_true")
+    parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
+    given = parser.parse_args()
+    if given.what == "trials":
+        trials(given.out, given.names)
+    else:
+        final(given.out, given)
+
+
+if __name__ == "__main__":
+    main()

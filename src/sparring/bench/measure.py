@@ -1,0 +1,334 @@
+"""What `sparring bench` measures, part by part. Each part gives rows for the table and data for the JSON.
+
+Times are wall-clock with the device made to finish. The engine, the plain eager path and the literal loop are timed in
+the same process on the same batches, so their ratios hold on a shared machine too. Useful FLOPs: images x forward FLOPs
+x (2 x BPs + 3); a back-propagation is a forward and an input gradient, an update a forward and both gradients.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparring import runs, train
+from sparring.attacks import friendly_pgd
+from sparring.bench.literal import literal_pgd
+from sparring.bench.timing import Timed, timed, wait
+from sparring.config import Config, model_facts, to_json
+from sparring.data import Dataset, Split, batches, count_batches, hold_out
+from sparring.engine import Engine, FastWalk, tuned
+from sparring.models import forward_flops
+from sparring.objectives import OBJECTIVES
+from sparring.schedules import constant
+from sparring.seeds import generator
+from sparring.together import train_together
+
+BEFORE = 2  # epochs at tau 0 before epochs are timed: a model that has just begun is fooled at once
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to measure."""
+
+    taus: tuple[int, ...] = (0, 1, 3, 5)
+    """FAT is timed for an epoch at each tau; the more it is, the more back-propagations."""
+    images: int = 0
+    """Images of an epoch. 0: all."""
+    plain_batches: int = 10
+    """Batches that the plain path and the literal loop are timed on."""
+    together: tuple[int, ...] = (1, 2, 4)
+    """Runs side by side."""
+    repeats: int = 20
+    """Measurements of a step or an update."""
+
+
+Rows = list[tuple[str, str]]
+
+
+@dataclass
+class Bench:
+    """One configuration on one device. Call the parts in any order; `found` grows."""
+
+    config: Config
+    data: Dataset
+    device: torch.device
+    options: Options
+
+    def __post_init__(self) -> None:
+        training, _ = hold_out(self.data.train, self.config.validation, seed=0)
+        count = self.options.images or len(training)
+        self.training = Split(training.x[:count], training.y[:count]).to(self.device)
+        self.facts = model_facts(self.config, self.data)
+        self.state = train.begin(self.config, self.facts, self.device)
+        self.found: dict[str, Any] = {
+            "config": to_json(self.config),
+            "options": dataclasses.asdict(self.options),
+            **runs.environment(self.device),
+        }
+        began = time.perf_counter()
+        self.engine: Engine = train.engine_for(self.config, self.state, self.data, self.device, "auto")
+        x, y = self._batch(0)
+        self._attack(self.engine, x, y, tau=0, step=0)
+        wait(self.device)
+        attack = time.perf_counter() - began
+        with tuned(self.engine):
+            self.engine.update(x, x, y, 0.0)
+        wait(self.device)
+        self.start = {"attack_s": attack, "first_step_s": time.perf_counter() - began}
+        self.found["start_up"] = self.start
+        self.step_times: dict[int, Timed] = {}
+        shape = (1, self.data.channels, *self.data.size)
+        self.flops = forward_flops(self.state.model, shape)
+
+    def parts(self, only: Sequence[str] = ()) -> Iterator[tuple[str, Rows]]:
+        """The name and the rows of every part, as it is measured; of those in `only`, where it names any."""
+        for name, part in self.every.items():
+            if not only or name in only:
+                yield name, part()
+
+    @property
+    def every(self) -> dict[str, Callable[[], Rows]]:
+        """The parts, in their order."""
+        return {
+            "start-up": self.start_up,
+            "correct": self.correct,
+            "steps": self.steps,
+            "epochs": self.epochs,
+            "plain": self.plain,
+            "together": self.side_by_side,
+            "memory": self.memory,
+        }
+
+    def start_up(self) -> Rows:
+        """How long it took until a step could be taken, in this process."""
+        return [("engine", self.engine.line), ("first step after", f"{self.start['first_step_s']:.1f} s")]
+
+    def memory(self) -> Rows:
+        """The most memory that was in use."""
+        if self.device.type != "cuda":
+            return [("peak", "not measured on a CPU")]
+        self.found["peak_gib"] = torch.cuda.max_memory_allocated(self.device) / 2**30
+        return [("peak", f"{self.found['peak_gib']:.2f} GiB")]
+
+    def correct(self) -> Rows:
+        """In fp32, without TF32: the engine's back-propagations and data against the plain path's."""
+        if not isinstance(self.engine.walk, FastWalk):
+            return [("", "the plain path is the reference: nothing to compare")]
+        exact = replace(self.config, precision="fp32")
+        state = train.begin(exact, self.facts, self.device)
+        state.model.load_state_dict(self.state.model.state_dict())
+        allowed = torch.backends.cudnn.allow_tf32
+        torch.backends.cudnn.allow_tf32 = False
+        try:
+            engine = train.engine_for(exact, state, self.data, self.device, "auto")
+            rows, kept = [], []
+            for tau in (0, 2):
+                x, y = self._batch(1)
+                ours = self._attack(engine, x, y, tau=tau, step=1, model=state.model)
+                x_adv, backprops = ours.x_adv.clone(), ours.backprops.clone()
+                plain = self._attack(None, x, y, tau=tau, step=1, model=state.model)
+                same = int((backprops == plain.backprops).sum())
+                near = ((x_adv - plain.x_adv).abs() < 1e-6).double().mean().item()
+                kept.append({"tau": tau, "n": len(x), "same_backprops": same, "pixels_equal": near})
+                rows.append(
+                    (f"tau {tau}", f"{same} of {len(x)} examples take as many steps; {near:.2%} of pixels equal")
+                )
+        finally:
+            torch.backends.cudnn.allow_tf32 = allowed
+        self.found["correct"] = kept
+        return rows
+
+    def steps(self) -> Rows:
+        """An attack step at each bucket, and an update, by the engine."""
+        x, y = self._batch(0)
+        with tuned(self.engine):
+            self.update = timed(lambda: self.engine.update(x, x, y, 0.0), self.device, repeats=self.options.repeats)
+        self.found["update"] = dataclasses.asdict(self.update)
+        rows = [("update", self.update.ms)]
+        if isinstance(self.engine.walk, FastWalk):
+            (bench,) = self.engine.walk.made.values()
+            for size, graph in sorted(bench.steps.items()):
+                bench.active.begin(x, y, x, tau=self.config.attack.steps, eps=0.03, step_size=0.001)
+                self.step_times[size] = timed(graph, self.device, repeats=self.options.repeats, inner=5)
+                speed = 2 * size * self.flops / self.step_times[size].median / 1e12
+                rows.append((f"attack step at {size}", f"{self.step_times[size].ms}  {speed:.3g} TFLOP/s"))
+            bench.taken = int(bench.active.serial.item())
+        self.found["steps"] = {size: dataclasses.asdict(time) for size, time in self.step_times.items()}
+        return rows
+
+    def epochs(self) -> Rows:
+        """Real epochs of training, at worst-case and at each tau: time against back-propagations and its own steps."""
+        if "steps" not in self.found:
+            self.steps()
+        config = replace(self.config, lr=constant(0.05), epochs=BEFORE + 1 + len(self.options.taus))
+        settings = [(0, "warm-up")] * BEFORE
+        settings += [(self.config.attack.steps, "Madry"), *((tau, f"FAT, tau {tau}") for tau in self.options.taus)]
+        kept, rows = [], []
+        worst = None
+        for epoch, (tau, name) in enumerate(settings, start=1):
+            row = self._epoch(config, epoch, tau)
+            if name == "warm-up":
+                continue
+            worst = worst or row["seconds"]
+            row |= {"name": name, "of_madry": row["seconds"] / worst}
+            kept.append(row)
+            more = f"  {row['over_its_steps']:.3f} of its own steps" if "over_its_steps" in row else ""
+            rows.append(
+                (
+                    f"{name}, {row['backprops']:.2f} BPs",
+                    f"{row['seconds']:.2f} s  {row['of_madry']:.3f} of Madry{more}  {row['tflops']:.3g} TFLOP/s",
+                )
+            )
+        self.found["epochs"] = kept
+        return rows
+
+    def plain(self) -> Rows:
+        """The same batches by the plain eager path and the literal loop, in fp32 as torch has it, beside the engine."""
+        state = train.begin(self.config, self.facts, self.device)
+        state.model.load_state_dict(self.state.model.state_dict())
+        plain = train.engine_for(self.config, state, self.data, self.device, "plain")
+        kept, rows = [], []
+        for tau in (self.config.attack.steps, *self.options.taus[:2]):
+            ways: dict[str, tuple[Any, Any]] = {
+                "engine": (self.engine, self.state.model),
+                "plain": (plain, state.model),
+                "literal": (None, state.model),
+            }
+            row: dict[str, Any] = {"tau": tau}
+            for way, (engine, model) in ways.items():
+                row[way] = dataclasses.asdict(self._batches(way, engine or plain, model, tau))
+            row["plain_over_engine"] = row["plain"]["median"] / row["engine"]["median"]
+            row["literal_over_engine"] = row["literal"]["median"] / row["engine"]["median"]
+            kept.append(row)
+            rows.append(
+                (
+                    f"a batch at tau {tau}",
+                    "  ".join(f"{way} {1e3 * row[way]['median']:.1f} ms" for way in ways)
+                    + f"  engine is {row['plain_over_engine']:.1f}x plain, {row['literal_over_engine']:.1f}x the loop",
+                )
+            )
+        self.found["plain"] = kept
+        return rows
+
+    def side_by_side(self) -> Rows:
+        """Images a second of n runs in one process, from the epoch in which all of them run."""
+        rows, kept = [], []
+        first = 0.0
+        for count in self.options.together:
+            speed = self._together(count)
+            first = first or speed
+            kept.append({"runs": count, "images_per_second": speed, "over_one": speed / first})
+            rows.append((f"{count} at once", f"{speed:,.0f} images/s  {speed / first:.2f}x"))
+        self.found["together"] = kept
+        return rows
+
+    def _together(self, count: int, epochs: int = 3) -> float:
+        """Images a second from the moment when every run has ended its first epoch, which holds the captures."""
+        images = self.data.train.x[: len(self.training) + self.config.validation]
+        data = replace(self.data, train=Split(images, self.data.train.y[: len(images)]))
+        attack = replace(self.config.attack, tau=constant(self.options.taus[0]))
+        configs = [replace(self.config, epochs=epochs, seed=seed, attack=attack) for seed in range(count)]
+        begun: list[float] = []
+        together = threading.Barrier(count, action=lambda: begun.append(time.perf_counter()))
+        with tempfile.TemporaryDirectory() as folder:
+            train_together(
+                [(config, Path(folder) / str(config.seed)) for config in configs],
+                at_once=count,
+                device=self.device,
+                data=data,
+                tensorboard=False,
+                watches=[_Meet(together) for _ in configs],
+            )
+        wait(self.device)
+        return count * (epochs - 1) * len(self.training) / (time.perf_counter() - begun[0])
+
+    def _batches(self, way: str, engine: Engine, model: torch.nn.Module, tau: int) -> Timed:
+        batch = iter(range(10**9))
+
+        def one() -> None:
+            index = next(batch) % self.options.plain_batches
+            x, y = self._batch(index)
+            draws = generator(self.device, self.config.seed, index)
+            if way == "literal":
+                s = self.config.attack.at(1, 1)
+                numbers = {"eps": s.eps, "step_size": s.step_size, "steps": s.steps, "noise": s.noise}
+                x_adv, labels, origins, _ = literal_pgd(model, x, y, tau=tau, generator=draws, **numbers)  # type: ignore[arg-type]
+                engine.update(origins, x_adv, labels, 0.0)
+            else:
+                found = self._attack(engine, x, y, tau=tau, step=index, model=model)
+                engine.update(x, found.x_adv, y, 0.0)
+
+        with tuned(engine):
+            return timed(one, self.device, repeats=self.options.plain_batches, warm_up=2)
+
+    def _epoch(self, config: Config, epoch: int, tau: int) -> dict[str, Any]:
+        """One epoch of the real training loop."""
+        config = replace(config, objective="fat", attack=replace(config.attack, tau=constant(tau)))
+        state, walk = self.state, self.engine.walk
+        state.epoch, state.step, state.tally = epoch, 0, train.Tally.empty(self.device)
+        before = dict(walk.launched) if isinstance(walk, FastWalk) else {}
+        steps = count_batches(len(self.training), config.batch_size)
+        wait(self.device)
+        began = time.perf_counter()
+        with tuned(self.engine):
+            train.one_epoch(state, config, self.engine, self.training, steps, [], lambda: None, None, lambda: False)
+        wait(self.device)
+        seconds = time.perf_counter() - began
+        tally = state.tally
+        backprops = tally.backprops.item() / tally.images
+        row: dict[str, Any] = {
+            "seconds": seconds,
+            "images": tally.images,
+            "backprops": backprops,
+            "tflops": tally.images * self.flops * (2 * backprops + 3) / seconds / 1e12,
+        }
+        if isinstance(walk, FastWalk):
+            launched = {size: walk.launched[size] - before[size] for size in walk.sizes}
+            own = sum(count * self.step_times[size].median for size, count in launched.items())
+            own += steps * self.update.median
+            row |= {"launched": launched, "own_steps_s": own, "over_its_steps": seconds / own}
+        return row
+
+    def _attack(
+        self, engine: Engine | None, x: Tensor, y: Tensor, *, tau: int, step: int, model: torch.nn.Module | None = None
+    ) -> Any:
+        setting = replace(self.config.attack.at(1, 1), tau=tau)
+        draws = generator(self.device, self.config.seed, step)
+        walk = friendly_pgd if engine is None else engine.walk
+        return OBJECTIVES["fat"].find(model or self.state.model, x, y, setting, draws, walk)
+
+    def _batch(self, index: int) -> tuple[Tensor, Tensor]:
+        size = self.config.batch_size
+        begin = index * size % max(1, len(self.training) - size + 1)
+        part = slice(begin, begin + size)
+        return next(iter(batches(Split(self.training.x[part], self.training.y[part]), size)))
+
+
+class _Meet:
+    """A run that waits for the others once, after its first epoch."""
+
+    def __init__(self, others: threading.Barrier) -> None:
+        self.others = others
+
+    def begin(self, config: Config, *, steps: int, epoch: int, engine: str) -> None:
+        """Watch."""
+
+    def step(self, epoch: int, step: int, backprops: Callable[[], float]) -> None:
+        """Watch."""
+
+    def epoch(self, record: dict[str, Any], *, best: bool) -> None:
+        """Watch."""
+        if record["epoch"] == 1:
+            self.others.wait(timeout=600)
+
+    def end(self) -> None:
+        """Watch."""

@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sparring.attacks import friendly_pgd
+from sparring.bench.literal import literal_pgd
+from tests.attacks.conftest import images, network
+
+
+@pytest.mark.parametrize("tau", [0, 1, 3, 8])
+def test_it_finds_what_friendly_pgd_finds(tau):
+    model = network()
+    x, y = images(model, 20)
+    setting = {"eps": 0.1, "step_size": 0.02, "steps": 8, "tau": tau, "noise": 0.0}
+    x_adv, labels, origins, backprops = literal_pgd(model, x, y, generator=torch.Generator().manual_seed(1), **setting)
+    found = friendly_pgd(model, x, y, start="uniform", generator=torch.Generator().manual_seed(1), **setting)
+    assert backprops == found.backprops.sum()
+    order = [next(i for i in range(len(x)) if torch.equal(x[i], origin)) for origin in origins]
+    assert sorted(order) == list(range(len(x)))
+    torch.testing.assert_close(x_adv, found.x_adv[order], rtol=0, atol=1e-12)
+    assert torch.equal(labels, y[order])
+    assert all(parameter.grad is None for parameter in model.parameters())

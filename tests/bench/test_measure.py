@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from sparring import cli, recipes, train
+from sparring.bench import Bench, Options
+from sparring.bench.timing import timed
+from sparring.data import load
+
+CPU = torch.device("cpu")
+FEW = Options(taus=(0, 2), images=200, plain_batches=2, together=(1, 2), repeats=2)
+
+
+def test_a_median_with_its_spread():
+    calls = []
+    found = timed(lambda: calls.append(1), CPU, repeats=5, warm_up=2, inner=3)
+    assert len(calls) == 2 + 5 * 3
+    assert found.n == 5 and 0 <= found.low <= found.median <= found.high
+
+
+def test_every_part_on_a_cpu():
+    bench = Bench(recipes.find("fat-digits").config, load("digits"), CPU, FEW)
+    parts = dict(bench.parts())
+    assert list(parts) == list(bench.every) and all(parts.values())
+    assert parts["start-up"][0][1].startswith("engine: plain, fp32 (captured graphs and bf16 need CUDA)")
+    madry, *friendly = bench.found["epochs"]
+    assert madry["backprops"] == bench.config.attack.steps  # nobody stops
+    assert [row["name"] for row in friendly] == ["FAT, tau 0", "FAT, tau 2"]
+    assert friendly[0]["backprops"] < friendly[1]["backprops"] < madry["backprops"]
+    assert friendly[0]["of_madry"] == friendly[0]["seconds"] / madry["seconds"]
+    assert [row["runs"] for row in bench.found["together"]] == [1, 2]
+    json.dumps(bench.found)
+
+
+def test_the_engines_epoch_is_the_sum_of_what_it_launched(monkeypatch):
+    """With the fast engine (uncaptured on a CPU) every launch is counted, and the counts agree in fp32."""
+    real = train.engine_for
+
+    def fast(config, state, data, device, kind):
+        return real(config, state, data, device, "plain" if kind == "plain" else "fast")
+
+    monkeypatch.setattr(train, "engine_for", fast)
+    bench = Bench(recipes.find("fat-digits").config, load("digits"), CPU, FEW)
+    dict(bench.parts(["correct", "steps", "epochs"]))
+    for row in bench.found["correct"]:
+        assert row["same_backprops"] == row["n"]
+    madry, friendly, _ = bench.found["epochs"]
+    batches = -(-FEW.images // bench.config.batch_size)
+    assert sum(madry["launched"].values()) == batches * bench.config.attack.steps
+    assert sum(friendly["launched"].values()) <= batches * bench.config.attack.steps
+    assert madry["own_steps_s"] == pytest.approx(
+        sum(n * bench.step_times[size].median for size, n in madry["launched"].items()) + batches * bench.update.median
+    )
+
+
+def test_the_command(tmp_path, capsys):
+    few = ["--images", "128", "--repeats", "2", "--device", "cpu", "--taus", "0"]
+    assert cli.main(["bench", "fat-digits", "--only", "steps", "epochs", "--json", str(tmp_path / "b.json"), *few]) == 0
+    said = capsys.readouterr().out
+    assert "Madry, 10.00 BPs" in said and "FAT, tau 0" in said and "update" in said
+    found = json.loads((tmp_path / "b.json").read_text())
+    assert found["config"]["objective"] == "fat" and found["device"].endswith("CPU")
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--only", "stepps"], "Did you mean"),
+        (["madry-digits"], "bench times FAT"),
+        (["fat-digts"], "fat-digits"),
+        (["--json", "nowhere/b.json"], "cannot be written"),
+    ],
+)
+def test_what_cannot_be_is_refused(words, why, capsys):
+    assert cli.main(["bench", "--device", "cpu", *words]) == 2
+    said = capsys.readouterr().err
+    assert why in said and len(said.strip().splitlines()) == 1
+
+
+def test_start_up_with_an_empty_and_a_full_cache(tmp_path):
+    out = tmp_path / "b.json"
+    assert (
+        cli.main(["bench", "fat-digits", "--only", "memory", "--cold-start", "--device", "cpu", "--json", str(out)])
+        == 0
+    )
+    found = json.loads(out.read_text())["cold_start"]
+    assert set(found) == {"empty", "full"} and all(start["first_step_s"] > 0 for start in found.values())
+
+
+def test_wide_networks_are_one_word_away():
+    config = replace(recipes.find("fat-digits").config, model="small_cnn")
+    assert Bench(config, load("digits"), CPU, FEW).state.model.__class__.__name__ == "SmallCNN"
