@@ -9,6 +9,7 @@ here fails.
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 import shlex
 import shutil
@@ -21,11 +22,7 @@ import pytest
 import torch
 
 from sparring import data, models, recipes, runs
-from sparring.cli import COMMANDS, arguments, demo, evaluate, export, main, train
-from sparring.cli import data as data_command
-from sparring.cli import recipes as recipes_command
-from sparring.cli import report as report_command
-from sparring.cli import reproduce as reproduce_command
+from sparring.cli import COMMANDS, arguments, main
 from sparring.config import Config
 from sparring.data.sources import SOURCES
 from sparring.evaluation.protocols import find
@@ -121,13 +118,12 @@ def parse(words: list[str], monkeypatch: pytest.MonkeyPatch) -> Any:
     assert words[0] in COMMANDS or words[0] in ("--help", "--version"), f"no command {words[0]!r}"
     if words[0] not in COMMANDS or words[-1] in ("--help", "-h"):
         return None
+    modules = {name: importlib.import_module(path) for name, (path, _) in COMMANDS.items()}
     with monkeypatch.context() as patched:
-        others = (data_command, recipes_command, reproduce_command, report_command)
-        for module in (demo, evaluate, train, *others, arguments):
-            patched.setattr(module, "parse", stop)
+        for module in (*modules.values(), arguments):
+            patched.setattr(module, "parse", stop, raising=False)
         patched.setattr(runs, "open_run", lambda folder: SimpleNamespace(recipe="fat-digits", config=Config()))
-        command = {"demo": demo, "evaluate": evaluate, "train": train, "export": export}.get(words[0])
-        command = command or dict(zip(("data", "recipes", "reproduce", "report"), others, strict=True))[words[0]]
+        command = modules[words[0]]
         with pytest.raises(Parsed) as caught:
             command.run(words[1:])
     options = caught.value.args[0]

@@ -134,6 +134,7 @@ def test_the_plan(sparring):
         (["fig-motivation", "--scale", "full"], ["nothing at scale full", "--scale lite"]),
         (["table-tiny", "--limit", "0"], ["--limit", "at least 1"]),
         (["table-tiny", "--max-minutes", "0"], ["--max-minutes", "above 0"]),
+        (["table-tiny", "--at-once", "0"], ["--at-once", "at least 1"]),
         (["table-tiny", "--seeds", "-1"], ["seeds count from 0"]),
         (["table-tiny", "--device", "tpu"], ["unknown device 'tpu'"]),
         (["table-tiny", "--result", "x"], ["--results"]),

@@ -63,6 +63,8 @@ class Options:
     """Seeds to train with; one at lite, the paper's trials at full unless given."""
     limit: int | None = None
     """Measure on the first so many test images: a quick try, kept apart from the results (results/ITEM/limitN)."""
+    at_once: int = 1
+    """Runs to train side by side on one GPU: `sparring bench` measures when that is faster."""
     max_minutes: float | None = None
     """Stop cleanly after so many minutes; the same command continues."""
     draw: bool = False
@@ -107,6 +109,8 @@ def _jobs(item: Item, options: Options) -> list[Job]:
         raise UserError(f"--limit must be at least 1 image, got {options.limit}. Leave it out for all of them.")
     if options.max_minutes is not None and not 0 < options.max_minutes < math.inf:
         raise UserError(f"--max-minutes must be above 0, got {options.max_minutes}. Leave it out for no limit.")
+    if options.at_once < 1:
+        raise UserError(f"--at-once must be at least 1 run, got {options.at_once}.")
     if any(seed < 0 for seed in options.seeds):
         raise UserError(f"seeds count from 0, got {' '.join(map(str, options.seeds))}.")
     jobs = plan(
@@ -152,7 +156,7 @@ def _work(jobs: Sequence[Job], options: Options, device: torch.device, screen: S
         screen.print(line, highlight=False, soft_wrap=True)
 
     def watch(job: Job) -> TrainingBar:
-        return TrainingBar(screen, title=f"{job.row.name} ")
+        return TrainingBar(screen, title=f"{job.row.name} ", alone=options.at_once == 1)
 
     try:
         with stopping() as stop:
@@ -163,6 +167,7 @@ def _work(jobs: Sequence[Job], options: Options, device: torch.device, screen: S
                 watch=watch,
                 tell=tell,
                 progress=True,
+                at_once=options.at_once,
             )
             carry_out(jobs, bench)
     except Stopped as stopped:

@@ -16,11 +16,13 @@ import torch
 from torch import nn
 
 from sparring import runs, weights
+from sparring.config import Config
 from sparring.data import Dataset, load
 from sparring.recipes.paper import Course, Losses, Mixture, Motivation, Robustness
 from sparring.reproduce import losses, mixture, motivation, results, robustness
 from sparring.reproduce.plan import Job, State, state
-from sparring.train import Interrupted, Watch, train
+from sparring.together import train_together
+from sparring.train import Interrupted, Watch
 
 
 class Stopped(Exception):
@@ -31,9 +33,24 @@ def _silent(line: str) -> None:
     """Nobody is told."""
 
 
-def _unwatched(job: Job) -> Watch | None:
-    """Nobody looks on."""
-    return None
+class Nobody:
+    """Looks on and does nothing."""
+
+    def begin(self, config: Config, *, steps: int, epoch: int, engine: str) -> None:
+        """Training begins."""
+
+    def step(self, epoch: int, step: int, backprops: Callable[[], float]) -> None:
+        """A step is done."""
+
+    def epoch(self, record: dict[str, Any], *, best: bool) -> None:
+        """An epoch is done."""
+
+    def end(self) -> None:
+        """Training stops."""
+
+
+def _unwatched(job: Job) -> Watch:
+    return Nobody()
 
 
 @dataclass
@@ -44,10 +61,10 @@ class Bench:
     stop: Callable[[], bool] = lambda: False  # asked between steps and between jobs
     # Around a measurement, which keeps what it has: may break it off with a KeyboardInterrupt.
     breakable: Callable[[], AbstractContextManager[None]] = nullcontext
-    watch: Callable[[Job], Watch | None] = _unwatched
+    watch: Callable[[Job], Watch] = _unwatched
     tell: Callable[[str], None] = _silent
     progress: bool = False
-    at_once: int = 1  # jobs whose runs are trained before they are measured
+    at_once: int = 1  # runs trained side by side
     data: dict[str, Dataset] = field(default_factory=dict)  # loaded once
 
     def dataset(self, spec: str) -> Dataset:
@@ -97,35 +114,35 @@ def lend(jobs: Sequence[Job], tell: Callable[[str], None] = _silent) -> None:
 
 
 def train_runs(jobs: Sequence[Job], bench: Bench) -> None:
-    """Bring the runs of these jobs to their end. The one place where this package trains.
+    """Bring the runs of these jobs to their end, side by side. The one place where this package trains.
 
     However it ends, every run that was begun leaves a result behind with its course so far.
     """
     untrained = [job for job in jobs if state(job) in ("missing", "interrupted")]
-    waiting = {job.folder: job for job in untrained}  # jobs may share a run
+    waiting = list({job.folder: job for job in untrained}.values())  # jobs may share a run
     if bench.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(bench.device)
+        torch.compiler.reset()  # after eight networks torch would give up compiling the code they share
     try:
-        for job in waiting.values():
-            assert job.config is not None and job.folder is not None
-            bench.tell(f"training {job.name} -> {job.folder}")
-            if bench.device.type == "cuda":
-                torch.compiler.reset()  # after eight networks torch would give up compiling the code they share
-            train(
-                job.config,
-                job.folder,
-                recipe=f"{job.item}/{job.row.name}/{job.scale}",
-                resume=True,
+        for spec in dict.fromkeys(job.config.data for job in waiting if job.config is not None):
+            group = [job for job in waiting if job.config is not None and job.config.data == spec]
+            for job in group:
+                bench.tell(f"training {job.name} -> {job.folder}")
+            train_together(
+                [(job.config, job.folder) for job in group if job.config is not None and job.folder is not None],
+                at_once=bench.at_once,
                 device=bench.device,
-                data=bench.dataset(job.config.data),
-                watch=bench.watch(job),
                 stop=bench.stop,
+                watches=[bench.watch(job) for job in group],
+                recipe=group[0].item,
+                resume=True,
+                data=bench.dataset(spec),
                 tensorboard=False,
             )
     except Interrupted as interrupted:
-        raise Stopped(f"in {job.name}: {interrupted}") from None
+        raise Stopped(f"in training ({', '.join(job.name for job in waiting)}): {interrupted}") from None
     finally:
-        for job in waiting.values():
+        for job in waiting:
             how_far = state(job)
             if how_far != "missing":
                 results.write(job.path, _facts(job, bench, how_far, memory=_memory(bench.device)))
