@@ -305,7 +305,7 @@ def test_the_examples_in_help_can_be_typed(name, monkeypatch, capsys):
     examples = re.findall(r"^(?:  |Example: )(sparring .+)$", capsys.readouterr().out, re.MULTILINE)
     assert examples
     for line in examples:
-        check(shlex.split(line), monkeypatch)
+        check(shlex.split(line, comments=True), monkeypatch)
 
 
 def test_the_examples_of_the_command_itself_can_be_typed(monkeypatch, capsys):
@@ -314,4 +314,4 @@ def test_the_examples_of_the_command_itself_can_be_typed(monkeypatch, capsys):
     assert len(examples) >= 4
     for line in examples:
         if "COMMAND" not in line:
-            check(shlex.split(line), monkeypatch)
+            check(shlex.split(line, comments=True), monkeypatch)
