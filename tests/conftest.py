@@ -11,9 +11,19 @@ if not torch.cuda.is_available():  # before anything imports Triton: its interpr
 
 from sparring.config import Config
 from sparring.recipes.quickstart import FAT
+from sparring.reproduce import Bench, carry_out
+from tests.reproduce.tiny import COURSE, TABLE, planned
 
 
 @pytest.fixture(scope="session")
 def small() -> Config:
     """A run of about a second: three epochs of FAT on digits with few steps."""
     return replace(FAT, epochs=3, batch_size=256, attack=replace(FAT.attack, steps=3), augment="crop-flip")
+
+
+@pytest.fixture(scope="session")
+def measured(tmp_path_factory):
+    """A folder in which the tiny items of the paper's machinery are measured; nobody writes to it."""
+    folder = tmp_path_factory.mktemp("measured")
+    carry_out([*planned(TABLE, folder), *planned(COURSE, folder)], Bench(torch.device("cpu")))
+    return folder

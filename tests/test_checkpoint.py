@@ -22,7 +22,8 @@ def test_round_trip(tmp_path):
     path = tmp_path / "last.safetensors"
     checkpoint.save(path, TENSORS, FACTS)
     found = checkpoint.load(path)
-    assert found.facts == FACTS
+    assert found.facts == FACTS == checkpoint.read_facts(path)
+    assert checkpoint.read_facts(tmp_path / "none") == {}
     assert found.tensors.keys() == TENSORS.keys()
     for name, tensor in TENSORS.items():
         assert found.tensors[name].dtype == tensor.dtype
@@ -44,8 +45,9 @@ def test_damage_is_noticed(tmp_path):
     checkpoint.save(path, TENSORS, FACTS)
     whole = path.read_bytes()
     path.write_bytes(whole[:-3])
-    with pytest.raises(UserError, match="not a whole safetensors file"):
-        checkpoint.load(path)
+    for read in (checkpoint.load, checkpoint.read_facts):
+        with pytest.raises(UserError, match="not a whole safetensors file"):
+            read(path)
     flipped = bytearray(whole)
     flipped[-1] ^= 1
     path.write_bytes(flipped)

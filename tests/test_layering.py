@@ -32,6 +32,7 @@ HOUSE = [
     "recipes",
     "bench",
     "report",
+    "reproduce",
     "cli",
 ]
 ROOT = Path(sparring.__file__).parent

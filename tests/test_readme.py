@@ -9,6 +9,7 @@ here fails.
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 import shlex
 import shutil
@@ -21,12 +22,12 @@ import pytest
 import torch
 
 from sparring import data, models, recipes, runs
-from sparring.cli import COMMANDS, arguments, demo, evaluate, export, main, train
-from sparring.cli import data as data_command
-from sparring.cli import recipes as recipes_command
+from sparring.cli import COMMANDS, arguments, main
 from sparring.config import Config
 from sparring.data.sources import SOURCES
 from sparring.evaluation.protocols import find
+from sparring.recipes import paper
+from sparring.reproduce.plan import chosen
 from tests.cli.conftest import QUICK, write_images
 
 ROOT = Path(__file__).parents[1]
@@ -117,12 +118,12 @@ def parse(words: list[str], monkeypatch: pytest.MonkeyPatch) -> Any:
     assert words[0] in COMMANDS or words[0] in ("--help", "--version"), f"no command {words[0]!r}"
     if words[0] not in COMMANDS or words[-1] in ("--help", "-h"):
         return None
+    modules = {name: importlib.import_module(path) for name, (path, _) in COMMANDS.items()}
     with monkeypatch.context() as patched:
-        for module in (demo, evaluate, train, data_command, recipes_command, arguments):
-            patched.setattr(module, "parse", stop)
+        for module in (*modules.values(), arguments):
+            patched.setattr(module, "parse", stop, raising=False)
         patched.setattr(runs, "open_run", lambda folder: SimpleNamespace(recipe="fat-digits", config=Config()))
-        command = {"demo": demo, "evaluate": evaluate, "train": train, "export": export}.get(words[0])
-        command = command or {"data": data_command, "recipes": recipes_command}[words[0]]
+        command = modules[words[0]]
         with pytest.raises(Parsed) as caught:
             command.run(words[1:])
     options = caught.value.args[0]
@@ -135,6 +136,8 @@ def parse(words: list[str], monkeypatch: pytest.MonkeyPatch) -> Any:
         assert options.model is None or models.describe(options.model)
     elif words[0] == "recipes" and options.name is not None:
         recipes.find(options.name)
+    elif words[0] == "reproduce" and options.item is not None:
+        assert chosen(paper.find(options.item), options.scale, options.rows)
     elif words[0] == "data" and options.action == "fetch":
         assert options.name in data.FETCHABLE
     return options
@@ -282,6 +285,8 @@ natural 99.0
         "sparring evaluate runs/x --protocol trade",
         "sparring recipes fat",
         "sparring data fetch mnist",
+        "sparring reproduce table5",
+        "sparring reproduce table1 --rows fat-9",
         "sparring tarin",
         "make demos",
         "rm -rf /",
@@ -300,7 +305,7 @@ def test_the_examples_in_help_can_be_typed(name, monkeypatch, capsys):
     examples = re.findall(r"^(?:  |Example: )(sparring .+)$", capsys.readouterr().out, re.MULTILINE)
     assert examples
     for line in examples:
-        check(shlex.split(line), monkeypatch)
+        check(shlex.split(line, comments=True), monkeypatch)
 
 
 def test_the_examples_of_the_command_itself_can_be_typed(monkeypatch, capsys):
@@ -309,4 +314,4 @@ def test_the_examples_of_the_command_itself_can_be_typed(monkeypatch, capsys):
     assert len(examples) >= 4
     for line in examples:
         if "COMMAND" not in line:
-            check(shlex.split(line), monkeypatch)
+            check(shlex.split(line, comments=True), monkeypatch)

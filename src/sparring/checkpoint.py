@@ -65,6 +65,17 @@ def load(path: Path, *, device: torch.device | str = "cpu") -> Checkpoint:
     return Checkpoint({name: tensor.to(device) for name, tensor in tensors.items()}, facts)
 
 
+def read_facts(path: Path) -> dict[str, Any]:
+    """The facts of a checkpoint alone, without reading its tensors; empty where there is no checkpoint."""
+    try:
+        with safe_open(path, framework="pt", device="cpu") as file:
+            return dict(json.loads((file.metadata() or {}).get(_FACTS, "{}")))
+    except FileNotFoundError:
+        return {}
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{path} is not a whole safetensors file ({error}). Copy it again, or use another.") from None
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a small text file atomically."""
     with replacing(path) as temporary:

@@ -126,13 +126,17 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 
 def note_environment(folder: Path, device: torch.device) -> None:
     """Add this session's versions, hardware and command to environment.json."""
+    session = {"started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **environment(device)}
+    checkpoint.write_text(folder / ENVIRONMENT, json.dumps([*read_environment(folder), session], indent=2) + "\n")
+
+
+def read_environment(folder: Path) -> list[dict[str, Any]]:
+    """The sessions that worked on the run, in order."""
     path = folder / ENVIRONMENT
     try:
-        sessions = list(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else []
+        return list(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else []
     except (ValueError, TypeError):
         raise UserError(f"{path} is damaged. Delete it: only the record of earlier sessions is lost.") from None
-    sessions.append({"started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **environment(device)})
-    checkpoint.write_text(path, json.dumps(sessions, indent=2) + "\n")
 
 
 def environment(device: torch.device) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+import torch
 
 from sparring.data import SOURCES, describe, load
 from sparring.errors import UserError
@@ -16,6 +17,10 @@ from sparring.errors import UserError
         ("npz", "Write npz:PATH"),
         ("folder:", "Write folder:PATH"),
         ("cifar10:/data", "takes no path"),
+        ("digits:", "takes no path"),
+        ("digits:3+x", "unknown class of digits 'x'"),
+        ("digits:3", "at least two different classes"),
+        ("digits:3+3", "at least two different classes"),
         ("own.npz", "write npz:own.npz"),
         ("folder:x?scale=32", "no option 'scale', only size"),
         ("folder:x?size=big", "number of pixels"),
@@ -41,6 +46,15 @@ def test_home_is_expanded(tmp_path, monkeypatch):
     x, y = np.zeros((4, 2, 2), np.uint8), np.array([0, 1, 0, 1])
     np.savez(tmp_path / "own.npz", x_train=x, y_train=y)
     assert len(load("npz:~/own.npz").train) == 2
+
+
+def test_some_classes_of_a_set():
+    whole, two = load("digits"), load("digits:8+3")
+    assert two.classes == ("8", "3") and two.num_classes == 2
+    for part, all_of_it in ((two.train, whole.train), (two.test, whole.test)):
+        for label, name in enumerate((8, 3)):
+            assert torch.equal(part.x[part.y == label], all_of_it.x[all_of_it.y == name])
+        assert len(part) == ((all_of_it.y == 8) | (all_of_it.y == 3)).sum()
 
 
 def test_a_folder_with_a_question_mark(tmp_path):

@@ -39,7 +39,7 @@ def test_takes_its_colours_from_the_page(svg):
 
 
 def test_series_differ_without_colour():
-    looks = [figures._look(index) for index in range(30)]
+    looks = [figures.look(index) for index in range(30)]
     assert len({(str(look["linestyle"]), look["marker"]) for look in looks}) == 30
 
 

@@ -22,6 +22,11 @@ COMMANDS = {
     "demo": ("sparring.cli.demo", "train three models on digits in two minutes and read why friendly training wins"),
     "train": ("sparring.cli.train", "train a model by a recipe, on a built-in data set or your own images"),
     "evaluate": ("sparring.cli.evaluate", "measure how robust a model is"),
+    "reproduce": (
+        "sparring.cli.reproduce",
+        "regenerate a table or figure of the paper, beside the paper's own numbers",
+    ),
+    "report": ("sparring.cli.report", "make one page to read of runs and reproduced results"),
     "export": ("sparring.cli.export", "write a trained model as plain weights"),
     "recipes": ("sparring.cli.recipes", "list the recipes, or show one"),
     "bench": ("sparring.cli.bench", "measure how fast training is here, against the plain ways"),
@@ -36,6 +41,7 @@ Examples:
   sparring train fat-digits --out runs/first
   sparring train fat-cifar10-resnet18 --epochs 30 --attack.eps 8/255 --seed 3
   sparring train fat-digits --data folder:my-images
+  sparring reproduce fig-motivation
   sparring COMMAND --help"""
 
 

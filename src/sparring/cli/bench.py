@@ -25,9 +25,9 @@ from sparring.errors import RunFailed, UserError, unknown
 DESCRIPTION = """How fast training is here: attack steps, updates, real epochs, and the plain ways in the same run.
 
 Examples:
-  sparring bench                                    digits on a CPU; CIFAR-10 with ResNet-18 on a GPU
+  sparring bench                                    # digits on a CPU; CIFAR-10 with ResNet-18 on a GPU
   sparring bench fat-cifar10-resnet18 --only steps epochs
-  sparring bench --cold-start                       start-up with an empty and a full compile cache
+  sparring bench --cold-start                       # start-up with an empty and a full compile cache
 
 An epoch is compared with the sum of its own steps, and FAT's with Madry's. Close other programs first."""
 PARTS = ("start-up", "correct", "steps", "epochs", "plain", "together", "memory")

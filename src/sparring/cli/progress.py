@@ -30,9 +30,12 @@ class _Remaining(ProgressColumn):
 class TrainingBar:
     """Watches a training. Where the output is no terminal only the epoch lines appear, if they are wanted."""
 
-    def __init__(self, console: Console | None = None, *, title: str = "", lines: bool = True) -> None:
+    def __init__(
+        self, console: Console | None = None, *, title: str = "", lines: bool = True, alone: bool = True
+    ) -> None:
         self.console = console or Screen()
         self.title, self.lines = title, lines
+        self.live = alone and self.console.is_terminal  # a terminal shows one bar at a time
         self.progress: Progress | None = None
         self.looked = 0.0
         self.steps = 0
@@ -52,7 +55,7 @@ class TrainingBar:
             _Remaining(),
             console=self.console,
             transient=True,
-            disable=not self.console.is_terminal,
+            disable=not self.live,
         )
         self.progress.start()
         self.task = self.progress.add_task(
@@ -67,7 +70,7 @@ class TrainingBar:
         assert self.progress is not None
         done = (epoch - 1) * self.steps + step
         now = time.perf_counter()
-        if self.console.is_terminal and now - self.looked > _REFRESH:
+        if self.live and now - self.looked > _REFRESH:
             self.looked = now
             self.progress.update(self.task, backprops=f"{backprops():.1f} BPs")
         self.progress.update(self.task, completed=done, description=self._describe(epoch))

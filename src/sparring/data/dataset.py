@@ -1,19 +1,20 @@
 """What a data set is once it is in memory: uint8 images (NCHW), int64 labels, a training and a test part.
 
-Also the two ways to part one: `hold_out` (by a seed) and `evenly` (without any randomness). This module must not know
-where images come from, nor what is done with them.
+Also the ways to part one: `hold_out` (by a seed), `evenly` (without any randomness), `only` (by class). This module
+must not know where images come from, nor what is done with them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sparring.errors import UserError
+from sparring.errors import UserError, unknown
 from sparring.seeds import generator
 
 _HOLD_OUT = 0x401D  # keeps these draws apart from others made with the same seed
@@ -96,6 +97,22 @@ def hold_out(split: Split, count: int, *, seed: int) -> tuple[Split, Split]:
         order = torch.randperm(len(members), generator=generator("cpu", seed, _HOLD_OUT, label))
         held[members[order[:quota]]] = True
     return split.take((~held).nonzero().flatten()), split.take(held.nonzero().flatten())
+
+
+def only(data: Dataset, names: Sequence[str]) -> Dataset:
+    """These classes alone, labels counted anew in the order given."""
+    for name in names:
+        if name not in data.classes:
+            raise unknown(f"class of {data.name}", name, data.classes)
+    if len(set(names)) != len(names) or len(names) < 2:
+        raise UserError(f"name at least two different classes of {data.name}, got {'+'.join(names)!r}.")
+    labels = [data.classes.index(name) for name in names]
+
+    def part(split: Split) -> Split:
+        kept = split.take(torch.isin(split.y, torch.tensor(labels)).nonzero().flatten())
+        return Split(kept.x, torch.tensor([labels.index(label) for label in kept.y.tolist()], dtype=torch.int64))
+
+    return replace(data, classes=tuple(names), train=part(data.train), test=part(data.test))
 
 
 def _quotas(sizes: NDArray[np.int64], count: int) -> list[int]:

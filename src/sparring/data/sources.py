@@ -1,6 +1,7 @@
 """Names of data to data: `load("digits")`, `load("npz:arrays.npz")`, `load("folder:photos?size=32")`.
 
-This module knows which names there are and nothing of what is behind them.
+Of a built-in set `load("cifar10:bird+deer")` is these classes alone. This module knows which names there are and
+nothing of what is behind them.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sparring.data.cifar10 import load_cifar10
-from sparring.data.dataset import Dataset
+from sparring.data.dataset import Dataset, only
 from sparring.data.digits import load_digits
 from sparring.data.folder import load_folder
 from sparring.data.npz import load_npz
@@ -44,8 +45,16 @@ def load(spec: str, *, root: Path | None = None) -> Dataset:
         if not rest:
             raise UserError(f"{spec!r} lacks its path. Write {name}:PATH.")
         return load_npz(Path(rest).expanduser()) if name == "npz" else _load_folder(rest)
-    if colon:
-        raise UserError(f"{name} takes no path, got {spec!r}. Write {name}; for your own data npz:PATH or folder:PATH.")
+    if colon and (not rest or "/" in rest):
+        raise UserError(
+            f"{name} takes no path, got {spec!r}. Write {name}, or {name}:CLASS+CLASS for some of its classes; "
+            "for your own data npz:PATH or folder:PATH."
+        )
+    data = _built_in(name, root)
+    return only(data, rest.split("+")) if rest else data
+
+
+def _built_in(name: str, root: Path | None) -> Dataset:
     if name == "digits":
         return load_digits()
     path = stored_path(name, root)

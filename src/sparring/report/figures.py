@@ -26,22 +26,24 @@ COLOURS = ("#6b7280", "#b45309", "#0f766e", "#6d28d9", "#be123c", "#1d4ed8")  # 
 _DASHES = (":", "--", "-", "-.", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1)))
 _MARKERS = ("o", "s", "^", "D", "v", "P")
 _SIZE = (4.6, 2.9)  # inches: 442 px, so that 9-pt text is still readable at a phone's width
-_LETTERS = 24  # longer names are cut in the drawing; the alt text has them whole
+_LETTERS = 25  # longer names are cut in the drawing; the alt text has them whole
+_ABOVE = 16  # letters of a name that may stand above its point
 _GAP = 0.085  # of the axes' height: the least distance between two names
 
 
-def curves(series: Series, *, name: str, title: str, alt: str, most: float | None = None) -> str:
+def curves(series: Series, *, name: str, title: str, alt: str, most: float | None = None, xlabel: str = "epoch") -> str:
     """Lines by epoch, each with its name at its end. `name` keeps this drawing's ids apart from others' on a page.
 
     Args:
+        xlabel: what else they go by (tau, eps).
         most: the largest value there can be (100 for per cent); without it the axis begins at 0.
     """
-    with _style():
+    with style():
         figure = Figure(figsize=_SIZE)
-        axes = _axes(figure, right=_room(series), title=title, xlabel="epoch")
+        axes = _axes(figure, right=_room(series), title=title, xlabel=xlabel)
         ends = {}
         for index, (label, (x, y)) in enumerate(series.items()):
-            line = _look(index)
+            line = look(index)
             axes.plot(x, y, markevery=_sparse(len(x)), clip_on=False, **line)
             if len(x):
                 ends[label] = (x[-1], y[-1], line["color"])
@@ -50,23 +52,24 @@ def curves(series: Series, *, name: str, title: str, alt: str, most: float | Non
             axes.set_ylim(-0.02 * top, top)
         else:
             axes.set_ylim(max(bottom, -0.02 * most), min(top, 1.02 * most))
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=xlabel in ("epoch", "tau"), nbins=6))
         _name_ends(axes, ends)
         return _svg(figure, name, alt)
 
 
 def tradeoff(points: Mapping[str, tuple[float, float]], *, name: str, xlabel: str, ylabel: str, alt: str) -> str:
     """One named point per method; up and to the right is better."""
-    with _style():
+    with style():
         figure = Figure(figsize=_SIZE)
-        crowded = _crowded(list(points.values()))  # names beside the axes then, else above the points
+        # Names stand above the points, or beside the axes where they would run into one another or out of the drawing.
+        crowded = _crowded(list(points.values())) or any(len(label) > _ABOVE for label in points)
         axes = _axes(figure, right=_room(points) if crowded else 0.95, title=ylabel, xlabel=xlabel)
         axes.margins(*((0.1, 0.1) if crowded else (0.22, 0.16)))
         ends = {}
         for index, (label, (x, y)) in enumerate(points.items()):
-            look = _look(index)
-            axes.plot([x], [y], **(look | {"linestyle": "none", "markersize": 7 if crowded else 8}))
-            ends[label] = (x, y, look["color"])
+            dot = look(index)
+            axes.plot([x], [y], **(dot | {"linestyle": "none", "markersize": 7 if crowded else 8}))
+            ends[label] = (x, y, dot["color"])
         if crowded:
             _name_ends(axes, ends)
         else:
@@ -117,7 +120,7 @@ def _short(name: str) -> str:
     return name if len(name) <= _LETTERS else name[: _LETTERS - 1] + "…"
 
 
-def _style() -> AbstractContextManager[None]:
+def style() -> AbstractContextManager[None]:
     """Matplotlib as it ships, whatever the user's own settings are, for the time of one drawing."""
     return matplotlib.rc_context(
         {
@@ -149,7 +152,7 @@ def _axes(figure: Figure, *, right: float, title: str, xlabel: str) -> Axes:
     return axes
 
 
-def _look(index: int) -> dict[str, Any]:
+def look(index: int) -> dict[str, Any]:
     """Line style, marker and colour of the n-th series; none comes twice before the thirtieth."""
     return {
         "color": COLOURS[index % len(COLOURS)],

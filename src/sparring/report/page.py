@@ -24,6 +24,7 @@ from PIL import Image
 from sparring._version import __version__
 from sparring.checkpoint import write_text
 from sparring.report import figures
+from sparring.report.beside import Line, best, spell
 from sparring.report.walk import Walk
 
 _LEAST_PIXELS = 96  # smaller images are enlarged, every pixel a square
@@ -59,11 +60,36 @@ class _Cell:
 
 
 @dataclass(frozen=True)
-class _Drawing:
+class Drawing:
     """A figure and what to see in it."""
 
     svg: Markup  # our own drawing: names are paths in it, or escaped
     caption: str
+    heading: str = ""  # of the group that begins with it
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A drawing that is too rich for lines: PNG."""
+
+    png: bytes
+    alt: str
+    caption: str
+
+
+@dataclass(frozen=True)
+class Exhibit:
+    """A table or a figure of a paper, with our numbers beside its own."""
+
+    name: str  # short, for addresses within the page
+    where: str  # in the paper
+    title: str
+    see: str  # what to look for
+    columns: Sequence[str] = ()
+    lines: Sequence[Line] = ()
+    drawings: Sequence[Drawing] = ()
+    pictures: Sequence[Picture] = ()
+    notes: Sequence[str] = ()
 
 
 def write_page(
@@ -71,7 +97,8 @@ def write_page(
     *,
     title: str,
     lead: str,
-    methods: Sequence[Method],
+    methods: Sequence[Method] = (),
+    exhibits: Sequence[Exhibit] = (),
     walks: Sequence[Walk] = (),
     facts: Mapping[str, str],
     note: str = "",
@@ -80,6 +107,7 @@ def write_page(
 
     Args:
         lead: one sentence: what the page shows.
+        exhibits: tables and figures of a paper beside ours, a section each.
         walks: from `report.walk`; the strip is left out without them.
         facts: how it was made: images, hardware, command, seed, versions. "Command" is set as code.
         note: stands below the table, for instance the spread over seeds.
@@ -93,6 +121,7 @@ def write_page(
         meanings={name: _COLUMNS[name] for name in columns if name in _COLUMNS},
         rows=list(zip(methods, table(methods), strict=True)),
         note=note,
+        exhibits=exhibits,
         walks=walks,
         drawings=drawings(methods),
         facts=facts,
@@ -117,7 +146,7 @@ def table(methods: Sequence[Method]) -> list[list[_Cell]]:
     return rows
 
 
-def drawings(methods: Sequence[Method]) -> list[_Drawing]:
+def drawings(methods: Sequence[Method]) -> list[Drawing]:
     """The figures for which there are numbers: natural and PGD-10 accuracy and BPs by epoch, and the trade-off."""
     natural = _series(methods, "natural", 100.0)
     robust = _series(methods, "pgd10", 100.0)
@@ -159,7 +188,7 @@ def drawings(methods: Sequence[Method]) -> list[_Drawing]:
             points, name="tradeoff", xlabel="natural accuracy (%)", ylabel=what, alt=f"{what} against natural: {each}."
         )
         told = "The trade-off: right is better on images as they are, up is better under attack. Look for the corner."
-        found.append(_Drawing(Markup(svg), told))
+        found.append(Drawing(Markup(svg), told))
     return found
 
 
@@ -192,7 +221,12 @@ def png(image: NDArray[np.float32]) -> str:
     pixels = pixels.repeat(times, axis=0).repeat(times, axis=1)
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, format="PNG", optimize=True)
-    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode("ascii")
+    return embedded(file.getvalue())
+
+
+def embedded(png: bytes) -> str:
+    """A PNG as a data: address."""
+    return "data:image/png;base64," + base64.b64encode(png).decode("ascii")
 
 
 def _templates() -> jinja2.Environment:
@@ -204,7 +238,8 @@ def _templates() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"chance": chance, "png": png, "unbroken": unbroken}
+    environment.filters |= {"chance": chance, "png": png, "unbroken": unbroken, "embedded": embedded, "spell": spell}
+    environment.globals["best"] = best
     return environment
 
 
@@ -244,10 +279,10 @@ def _series(methods: Sequence[Method], key: str, times: float) -> dict[str, tupl
     return series
 
 
-def _curves(series: figures.Series, name: str, what: str, told: str, most: float | None = 100.0) -> _Drawing:
+def _curves(series: figures.Series, name: str, what: str, told: str, most: float | None = 100.0) -> Drawing:
     alt = f"{what}, by epoch. Last epoch: {_last(series, '{:.1f}')}."
     svg = figures.curves(series, name=name, title=what, alt=alt, most=most)
-    return _Drawing(Markup(svg), told)
+    return Drawing(Markup(svg), told)
 
 
 def _last(series: figures.Series, form: str) -> str:

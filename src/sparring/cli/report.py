@@ -1,0 +1,121 @@
+"""`sparring report`: one self-contained page of runs, and of the paper's items beside ours."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import tyro
+
+from sparring import runs
+from sparring.cli.arguments import parse
+from sparring.errors import UserError
+from sparring.recipes import paper
+from sparring.report.gather import method, strips
+from sparring.report.page import Exhibit, Method, write_page
+from sparring.report.walk import Walk
+from sparring.reproduce.collect import collect
+from sparring.reproduce.draw import exhibit
+
+DESCRIPTION = """Make one page to read: tables with the paper beside ours, curves, trade-offs, attacks step by step.
+It needs no network, and reads well on a phone and in print.
+
+Examples:
+  sparring report
+  sparring report results/table1 results/fig-tau
+  sparring report runs/first runs/second --out compare.html"""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What goes on the page."""
+
+    paths: Annotated[tuple[Path, ...], tyro.conf.Positional] = (Path("results"),)
+    """Run folders, folders of results (results/table1), or the folder of all results."""
+    out: Path = Path("report.html")
+    """The page."""
+    title: str | None = None
+    """Its heading."""
+    walks: int = 2
+    """Images on which an attack is walked step by step, on the last of the runs; 0 for none."""
+
+
+def run(argv: list[str]) -> int:
+    """The command."""
+    options = parse(Options, argv, prog="sparring report", description=DESCRIPTION)
+    if options.walks < 0:
+        raise UserError(f"--walks must be at least 0, got {options.walks}.")
+    if options.out.is_dir():
+        raise UserError(f"{options.out} is a folder. Name a file: --out {options.out / 'report.html'}.")
+    folders = [path for path in options.paths if (path / runs.CONFIG).is_file()]
+    exhibits = [one for path in options.paths if path not in folders for one in _exhibits(path)]
+    methods = [method(folder) for folder in folders]
+    if not methods and not exhibits:
+        given = ", ".join(map(str, options.paths))
+        raise UserError(
+            f"nothing to report in {given}: no run and no result. Make one: sparring reproduce fig-motivation."
+        )
+    walks, why_not = _walks(folders, options.walks)
+    where = runs.environment(torch.device("cpu"))
+    facts = {
+        "Sources": ", ".join(map(str, options.paths)),
+        "Versions": f"sparring {where['sparring']}, torch {where['torch']}, Python {where['python']} (of the page)",
+        "Command": where["command"],
+    }
+    write_page(
+        options.out,
+        title=options.title or _title(methods, exhibits),
+        lead=_lead(methods, exhibits),
+        methods=methods,
+        exhibits=exhibits,
+        walks=walks,
+        facts=facts,
+        note=why_not,
+    )
+    print(f"wrote {options.out}")
+    return 0
+
+
+def _exhibits(path: Path) -> list[Exhibit]:
+    """The items in a folder of results: of one item, or of all."""
+    if not path.exists():
+        raise UserError(f"there is no {path}. Give run folders or folders of results; the results: sparring reproduce.")
+    if path.is_dir() and path.name in paper.ITEMS:
+        names, top = [path.name], path.parent
+    else:
+        names, top = list(paper.ITEMS), path
+    collected = [collect(paper.ITEMS[name], top) for name in names]
+    found = [exhibit(one) for one in collected if one.found or one.begun]
+    if not found and not (path.is_dir() and path.name == "results"):
+        raise UserError(f"{path} holds neither a run nor results of the paper's items. Check the path.")
+    return found
+
+
+def _walks(folders: list[Path], count: int) -> tuple[list[Walk], str]:
+    """Strips of the last run; where its data are not here, the reason in words."""
+    if not folders or not count:
+        return [], ""
+    try:
+        return strips(folders[-1], count), ""
+    except UserError as error:
+        return [], f"No attack is walked: {error}"
+
+
+def _title(methods: list[Method], exhibits: list[Exhibit]) -> str:
+    if exhibits:
+        return "Friendly adversarial training: the paper beside ours"
+    return f"{len(methods)} runs compared" if len(methods) > 1 else methods[0].name
+
+
+def _lead(methods: list[Method], exhibits: list[Exhibit]) -> str:
+    parts = []
+    if methods:
+        parts.append(f"{len(methods)} run{'s' if len(methods) > 1 else ''}: {', '.join(one.name for one in methods)}.")
+    if exhibits:
+        parts.append(
+            f"Reproduced from the paper: {', '.join(one.where for one in exhibits)}. Every number of ours was measured "
+            "by this package, with the images, the seeds and the hardware said beside it; the paper's are its own."
+        )
+    return " ".join(parts)

@@ -1,0 +1,294 @@
+"""`sparring reproduce`: a table or figure of the paper, from training to the finished table or picture."""
+
+from __future__ import annotations
+
+import math
+import shlex
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Literal
+
+import torch
+import tyro
+from rich import box
+from rich.table import Table
+
+from sparring.checkpoint import write_text
+from sparring.cli.arguments import parse
+from sparring.cli.progress import TrainingBar
+from sparring.cli.screen import Screen, let_go
+from sparring.cli.train import pick_device, stopping
+from sparring.data import describe
+from sparring.errors import RunFailed, UserError
+from sparring.evaluation.protocols import find as find_protocol
+from sparring.recipes import paper
+from sparring.recipes.paper import Item, Robustness, Scale
+from sparring.report.beside import Line, best, spell
+from sparring.reproduce import Bench, Job, Stopped, carry_out, cost, lend, plan, state
+from sparring.reproduce.collect import Collected, collect, lines, notes
+from sparring.reproduce.draw import draw
+from sparring.reproduce.headline import headline
+
+DESCRIPTION = """Regenerate a table or figure of the paper, beside the paper's own numbers. Finished runs are used
+again, interrupted ones continue. Without an item: the list of items, their cost on one H200, and what is measured.
+
+Examples:
+  sparring reproduce
+  sparring reproduce fig-motivation
+  sparring reproduce table1 --scale lite
+  sparring reproduce table1 --rows fat-* --seeds 0 1 2 --max-minutes 8.5
+  sparring reproduce fig-tau --scale full --rows small_cnn-*
+  sparring reproduce table1 --draw
+  sparring reproduce --draw"""
+
+_PATIENCE = 30.0  # seconds on an H200: about an hour on a CPU, which it takes without being asked to
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to reproduce, how much of it, and where."""
+
+    item: Annotated[str | None, tyro.conf.Positional] = None
+    """table1 ... table4, fig-tau, fig-bps, fig-eps, ...; the list unless given."""
+    scale: Literal["lite", "full"] = "lite"
+    """full is the paper's networks, epochs and trials; lite a shorter schedule that keeps the comparison."""
+    rows: tuple[str, ...] = ()
+    """Only the rows or points whose names fit: fat-8, small_cnn-*. All unless given."""
+    seeds: tuple[int, ...] = ()
+    """Seeds to train with; one at lite, the paper's trials at full unless given."""
+    limit: int | None = None
+    """Measure on the first so many test images: a quick try, kept apart from the results (results/ITEM/limitN)."""
+    at_once: int = 1
+    """Runs to train side by side on one GPU: `sparring bench` measures when that is faster."""
+    max_minutes: float | None = None
+    """Stop cleanly after so many minutes; the same command continues."""
+    draw: bool = False
+    """Only draw from the results that are there; train and measure nothing. Without an item: all of them."""
+    plan: bool = False
+    """Only list the jobs: their state and cost."""
+    device: str = "auto"
+    """auto, cpu, cuda or cuda:N."""
+    results: Path = Path("results")
+    """Folder of the results."""
+    runs: Path = Path("runs/paper")
+    """Folder of the run folders."""
+
+
+def run(argv: list[str]) -> int:
+    """The command."""
+    options = parse(Options, argv, prog="sparring reproduce", description=DESCRIPTION)
+    screen = Screen()
+    if options.item is None:
+        (_draw_all if options.draw else _list)(screen, options)
+        return 0
+    item = paper.find(options.item)
+    jobs = _jobs(item, options)
+    if options.plan:
+        screen.print(_planned(jobs))
+        return 0
+    lend(jobs)
+    finished = True
+    if not options.draw:
+        device = pick_device(options.device)
+        _possible(item, jobs, options, device)
+        finished = _work(jobs, options, device, screen, shlex.join(["sparring", "reproduce", *argv]))
+    show(collect(item, options.results, options.limit), screen)
+    if not finished:
+        left = sum(state(job) != "measured" for job in jobs)
+        screen.print(f"Time is up with {left} of {len(jobs)} jobs left. The same command continues.", highlight=False)
+    return 0
+
+
+def _jobs(item: Item, options: Options) -> list[Job]:
+    if options.limit is not None and options.limit < 1:
+        raise UserError(f"--limit must be at least 1 image, got {options.limit}. Leave it out for all of them.")
+    if options.max_minutes is not None and not 0 < options.max_minutes < math.inf:
+        raise UserError(f"--max-minutes must be above 0, got {options.max_minutes}. Leave it out for no limit.")
+    if options.at_once < 1:
+        raise UserError(f"--at-once must be at least 1 run, got {options.at_once}.")
+    if any(seed < 0 for seed in options.seeds):
+        raise UserError(f"seeds count from 0, got {' '.join(map(str, options.seeds))}.")
+    jobs = plan(
+        item,
+        scale=options.scale,
+        runs_folder=options.runs,
+        results_folder=options.results,
+        seeds=options.seeds,
+        rows=options.rows,
+        limit=options.limit,
+    )
+    if not jobs:
+        other = "full" if options.scale == "lite" else "lite"
+        raise UserError(f"{item.name} has nothing at scale {options.scale}. Write --scale {other}.")
+    return jobs
+
+
+def _possible(item: Item, jobs: Sequence[Job], options: Options, device: torch.device) -> None:
+    """Refuse, before the first step, what cannot be done here: data that are not there, weeks on a CPU."""
+    wanting = [job for job in jobs if state(job) != "measured"]
+    here = {found.name: found for found in describe()}
+    for spec in sorted({job.config.data.partition(":")[0] for job in wanting if job.config is not None}):
+        if not here[spec].present:
+            raise UserError(f"{item.name} needs {spec}, which is not here. Get it: {here[spec].how}.")
+    for job in wanting:  # a protocol that does not exist is told before the training
+        if isinstance(job.row.measure, Robustness):
+            find_protocol(job.row.measure.protocol)
+    needed = cost.left(wanting)
+    if device.type == "cpu" and options.device == "auto" and needed > _PATIENCE:
+        instead = " or a smaller part of it with --rows" if len(wanting) > 1 else ""
+        lite = ", the short version with --scale lite" if options.scale == "full" else ""
+        raise UserError(
+            f"{item.name} at scale {options.scale} needs a GPU: about {cost.spell(needed)} on an H200; none is here. "
+            f"Run it on a machine with CUDA{lite}{instead}; to insist on the CPU add --device cpu."
+        )
+
+
+def _work(jobs: Sequence[Job], options: Options, device: torch.device, screen: Screen, again: str) -> bool:
+    """Carry the jobs out; whether they all came to their end before the time was up."""
+    until = math.inf if options.max_minutes is None else time.monotonic() + 60 * options.max_minutes
+
+    def tell(line: str) -> None:
+        screen.print(line, highlight=False, soft_wrap=True)
+
+    def watch(job: Job) -> TrainingBar:
+        return TrainingBar(screen, title=f"{job.row.name} ", alone=options.at_once == 1)
+
+    try:
+        with stopping() as stop:
+            bench = Bench(
+                device,
+                stop=lambda: stop() or time.monotonic() > until,
+                breakable=lambda: _breakable(until),
+                watch=watch,
+                tell=tell,
+                progress=True,
+                at_once=options.at_once,
+            )
+            carry_out(jobs, bench)
+    except Stopped as stopped:
+        if time.monotonic() <= until:
+            raise RunFailed(f"stopped {stopped}. Continue with: {again}") from None
+        tell(f"stopped {stopped}")
+        return False
+    except KeyboardInterrupt:
+        raise RunFailed(f"interrupted; the steps since the last checkpoint are lost. Continue with: {again}") from None
+    except BrokenPipeError:
+        let_go()
+        raise RunFailed(f"stopped, because nobody reads the output any more. Continue with: {again}") from None
+    return True
+
+
+@contextmanager
+def _breakable(until: float) -> Iterator[None]:
+    """An evaluation may be broken off anywhere, by the clock, Ctrl-C or SIGTERM: it keeps its verdicts as it goes."""
+
+    def break_off(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, break_off) for number in (signal.SIGALRM, signal.SIGINT, signal.SIGTERM)}
+    try:
+        if until < math.inf:
+            signal.setitimer(signal.ITIMER_REAL, max(0.001, until - time.monotonic()))
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def show(collected: Collected, screen: Screen) -> None:
+    """The table on the screen, what must be known about it, and the files it was drawn to."""
+    if collected.item.kind == "table":
+        screen.print(_table(collected.item, lines(collected)))
+    told: Callable[[str], None] = lambda line: screen.print(line, highlight=False)  # noqa: E731
+    for note in notes(collected):
+        told(note)
+    drawn = draw(collected)
+    for caption in dict.fromkeys(drawn.values()):
+        if caption:
+            told(caption)
+    for path in drawn:
+        screen.print(f"wrote {path}", highlight=False, soft_wrap=True)
+    if not collected.found:
+        told(f"Nothing of {collected.item.name} is measured yet. Begin with: sparring reproduce {collected.item.name}")
+
+
+def _table(item: Item, each: Sequence[Line]) -> Table:
+    """Two lines a method: ours, and the paper's."""
+    title = f"{item.where}: {item.title}. Test accuracy, %"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("")
+    table.add_column("", no_wrap=True)
+    for column in (*item.columns, "BPs"):
+        table.add_column(column, justify="right", min_width=len(column))
+    for line in each:
+        ours = []
+        for column in item.columns:
+            cell = line.ours.get(column)
+            star = "*" if cell is not None and cell.text == best(each, column) else ""
+            ours.append("" if cell is None else f"{star}{cell.text}")
+        backprops = "" if line.backprops is None else f"{line.backprops:.1f}"
+        table.add_row(line.label, "ours" if line.ours else "not yet", *ours, backprops)
+        paper_cells = [spell(line.paper[column]) if column in line.paper else "" for column in item.columns]
+        table.add_row("", "paper", *paper_cells, "", style="dim", end_section=True)
+    ours_are = dict.fromkeys(line.about for line in each if line.ours)
+    papers = dict.fromkeys(line.paper_about for line in each)
+    if ours_are:
+        table.caption = f"Ours: {'; '.join(ours_are)} (* the best). The paper's: {', '.join(papers)}."
+        table.caption_justify = "left"
+    return table
+
+
+def _planned(jobs: Sequence[Job]) -> Table:
+    table = Table("row", "scale", "seed", "state", "cost on one H200", box=None, pad_edge=False)
+    for job in jobs:
+        table.add_row(job.row.name, job.scale, str(job.seed), state(job), cost.spell(cost.seconds([job])))
+    table.add_row(f"{len(jobs)} jobs", "", "", "", f"{cost.spell(cost.seconds(jobs))} in all")
+    return table
+
+
+def _list(screen: Screen, options: Options) -> None:
+    """Every item: what it costs at either scale, what is measured, what it is."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("item", no_wrap=True)
+    for scale in ("lite", "full"):
+        table.add_column(scale, no_wrap=True, justify="right")
+        table.add_column("done", no_wrap=True, justify="right")
+    table.add_column("what")
+    for item in paper.ITEMS.values():
+        found = collect(item, options.results)
+        costs = (*_costs(item, found, "lite"), *_costs(item, found, "full"))
+        table.add_row(item.name, *costs, f"{item.where}. {item.title}")
+    screen.print(table)
+    screen.print(
+        "\nlite, full: time on one H200 for all rows and seeds one after the other, estimated from the times of a step "
+        "(runs that items share are counted in each). done: rows measured.\n"
+        "One of them: sparring reproduce ITEM    Its jobs: sparring reproduce ITEM --plan",
+        highlight=False,
+    )
+
+
+def _draw_all(screen: Screen, options: Options) -> None:
+    """Every item that has results, and the headline of the tables."""
+    found = [collect(item, options.results) for item in paper.ITEMS.values()]
+    for collected in found:
+        for path in draw(collected) if collected.found or collected.begun else ():
+            screen.print(f"wrote {path}", highlight=False, soft_wrap=True)
+    text = headline(options.results)
+    if text:
+        path = options.results / "headline.md"
+        write_text(path, text)
+        screen.print(f"wrote {path}", highlight=False, soft_wrap=True)
+    if not any(collected.found or collected.begun for collected in found):
+        raise UserError(f"there are no results in {options.results}. Begin with: sparring reproduce fig-motivation.")
+
+
+def _costs(item: Item, found: Collected, scale: Scale) -> tuple[str, str]:
+    jobs = plan(item, scale=scale, runs_folder=Path(), results_folder=Path())
+    rows = len({job.row.name for job in jobs})
+    return (cost.spell(cost.seconds(jobs)) if jobs else "-", f"{found.measured(scale)}/{rows}" if rows else "-")

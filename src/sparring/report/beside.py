@@ -1,0 +1,84 @@
+"""Our numbers beside published ones: the lines of such a table, and the table in Markdown.
+
+An accuracy of ours is a fraction a seed; a published one is in per cent, as printed. Several seeds are told as the
+paper tells its trials: median ± standard deviation. Knows neither recipes nor results' files.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+Published = tuple[float, float | None]  # in per cent: value, and deviation where there is one
+
+
+@dataclass(frozen=True)
+class Ours:
+    """One cell: the same measurement under every seed."""
+
+    values: tuple[float, ...]  # fractions
+    n: int  # images
+
+    @property
+    def middle(self) -> float:
+        """The median over seeds, in per cent."""
+        return 100 * statistics.median(self.values)
+
+    @property
+    def spread(self) -> float | None:
+        """The standard deviation over seeds, in points; None with one seed."""
+        return 100 * statistics.stdev(self.values) if len(self.values) > 1 else None
+
+    @property
+    def text(self) -> str:
+        """'84.12', or '84.12 ± 0.21'."""
+        return spell((self.middle, self.spread))
+
+
+@dataclass(frozen=True)
+class Line:
+    """One method."""
+
+    label: str
+    about: str  # what was trained here: network, epochs, seeds
+    ours: Mapping[str, Ours]  # column -> cell; empty where nothing is measured yet
+    paper: Mapping[str, Published] = field(default_factory=dict)
+    paper_about: str = ""  # the paper's network
+    backprops: float | None = None  # mean per image in training
+    seconds: float | None = None  # of training, on one seed
+
+
+def spell(value: Published) -> str:
+    """Two decimals, and the deviation where there is one."""
+    number, spread = value
+    return f"{number:.2f}" if spread is None else f"{number:.2f} ± {spread:.2f}"
+
+
+def best(lines: Sequence[Line], column: str) -> str | None:
+    """The text of the best of our cells, where there are two or more to compare."""
+    cells = [line.ours[column] for line in lines if column in line.ours]
+    return max(cells, key=lambda cell: cell.middle).text if len(cells) > 1 else None
+
+
+def markdown(columns: Sequence[str], lines: Sequence[Line]) -> str:
+    """Two rows a method: ours, and the paper's; the best of ours is bold."""
+    head = ["", "", *columns, "BPs"]
+    rows = [head, ["---", "---", *(["---:"] * (len(columns) + 1))]]
+    for line in lines:
+        ours = []
+        for column in columns:
+            cell = line.ours.get(column)
+            ours.append("" if cell is None else f"**{cell.text}**" if cell.text == best(lines, column) else cell.text)
+        if line.ours:
+            rows.append([line.label, f"ours, {line.about}", *ours, _backprops(line)])
+        else:
+            rows.append([line.label, "ours: not yet measured", *ours, ""])
+        if line.paper:
+            paper = [spell(line.paper[column]) if column in line.paper else "" for column in columns]
+            rows.append(["", f"paper, {line.paper_about}", *paper, ""])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"
+
+
+def _backprops(line: Line) -> str:
+    return "" if line.backprops is None else f"{line.backprops:.1f}"

@@ -1,0 +1,179 @@
+"""Pictures for files: panels of lines, and planes of points. PNG, on white, small.
+
+The page draws its own (`figures`); these stand alone in a folder or a document. No reading depends on colour: lines and
+classes have their own styles and markers. Everything drawn is handed in.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from PIL import Image
+
+from sparring.report.figures import COLOURS, INK, look, style
+
+_DPI = 110
+_SHADES = 96  # colours of a PNG: a drawing has few
+MARKERS = ("o", "^", "s", "D")
+FILLS = (COLOURS[2], COLOURS[1], COLOURS[3], COLOURS[5])
+Points = Sequence[Sequence[float]]  # (x, y) each
+
+
+@dataclass(frozen=True)
+class Lines:
+    """One panel: name -> (x, y), and the deviation of y where there are several seeds."""
+
+    title: str
+    series: Mapping[str, tuple[Sequence[float], Sequence[float]]]
+    spread: Mapping[str, Sequence[float]] = field(default_factory=dict)
+
+
+def grid(panels: Sequence[Lines], *, xlabel: str, title: str, columns: int = 3, most: float | None = None) -> bytes:
+    """The panels side by side, with one legend for all, as PNG."""
+    with style():
+        rows = math.ceil(len(panels) / columns)
+        wide = min(columns, len(panels))
+        figure = Figure(figsize=(3.1 * wide + 0.2, 2.35 * rows + 0.75), layout="constrained")
+        axes = np.atleast_1d(figure.subplots(rows, wide, squeeze=False)).flatten()
+        names = list(dict.fromkeys(name for panel in panels for name in panel.series))
+        handles: dict[str, Any] = {}
+        for place, panel in zip(axes, panels, strict=False):
+            _plain(place, panel.title)
+            for name, (x, y) in panel.series.items():
+                (handles[name],) = place.plot(x, y, **_line(names.index(name), len(x)))
+                if name in panel.spread:
+                    low, high = np.subtract(y, panel.spread[name]), np.add(y, panel.spread[name])
+                    place.fill_between(x, low, high, color=handles[name].get_color(), alpha=0.15, linewidth=0)
+            place.set_xlabel(xlabel)
+            place.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=xlabel in ("epoch", "tau")))
+            bottom, top = place.get_ylim()
+            if most is not None:
+                place.set_ylim(max(bottom, -0.02 * most), min(top, 1.02 * most))
+        for place in axes[len(panels) :]:
+            place.set_visible(False)
+        figure.legend(
+            [handles[name] for name in names],
+            names,
+            loc="outside lower center",
+            ncols=min(5, len(names)),
+            frameon=False,
+        )
+        figure.suptitle(title, fontsize=10, fontweight="bold", x=0.01, ha="left")
+        return png(figure)
+
+
+@dataclass(frozen=True)
+class Plane:
+    """One panel of points by class; `behind` are drawn faintly below them."""
+
+    title: str
+    points: Points
+    labels: Sequence[int]
+    behind: Points | None = None
+    probability: Sequence[Sequence[float]] | None = None  # of class 1 on a grid over the unit square: its 0.5 is drawn
+
+
+def planes(
+    rows: Sequence[Sequence[Plane]], classes: Sequence[str], *, title: str, rims: Sequence[str] = (), size: float = 2.2
+) -> bytes:
+    """Rows of planes that share their axes, as PNG; `rims` names the rows."""
+    with style():
+        wide = max(len(row) for row in rows)
+        figure = Figure(figsize=(size * wide + 0.3, (size + 0.2) * len(rows) + 0.6), layout="constrained")
+        axes = figure.subplots(len(rows), wide, squeeze=False)
+        for number, row in enumerate(rows):
+            (left, bottom), (right, top) = _limits(row)
+            for place, plane in zip(axes[number], row, strict=False):
+                _plane(place, plane, len(classes))
+                place.set_xlim(left, right)
+                place.set_ylim(bottom, top)
+            if rims:
+                axes[number][0].set_ylabel(rims[number], fontweight="bold")
+        marks = [
+            axes[0][0].plot([], [], marker=MARKERS[i], color=FILLS[i], linestyle="none")[0] for i in range(len(classes))
+        ]
+        figure.legend(marks, classes, loc="outside lower center", ncols=len(classes), frameon=False)
+        figure.suptitle(title, fontsize=10, fontweight="bold", x=0.01, ha="left")
+        return png(figure)
+
+
+def losses(sets: Mapping[str, Points], *, title: str, names: Mapping[str, str]) -> bytes:
+    """Loss against margin: one panel a set, the 0/1 loss as a step, the mean as a line."""
+    with style():
+        figure = Figure(figsize=(3.0 * len(sets) + 0.2, 2.9), layout="constrained")
+        axes = figure.subplots(1, len(sets), sharex=True, sharey=True, squeeze=False)[0]
+        everything = np.concatenate([np.asarray(points, dtype=float) for points in sets.values()])
+        left, right = np.quantile(everything[:, 0], [0.003, 0.997])
+        for place, (name, points) in zip(axes, sets.items(), strict=True):
+            margin, loss = np.asarray(points, dtype=float).T
+            _plain(place, f"{names[name]}\nmean {loss.mean():.2f} bits, {np.mean(margin <= 0):.0%} wrong")
+            for wrong in (False, True):
+                here = (margin <= 0) == wrong
+                place.plot(
+                    margin[here], loss[here], MARKERS[wrong], color=FILLS[wrong], markersize=3, alpha=0.5, linewidth=0
+                )
+            place.plot([left, 0, 0, right], [1, 1, 0, 0], color=INK, linewidth=1.2)
+            place.axhline(loss.mean(), color=INK, linestyle=":", linewidth=1.2)
+            place.set_xlim(left, right)
+            place.set_ylim(-0.3, float(np.quantile(everything[:, 1], 0.995)))
+            place.set_xlabel("margin of the true class (logits)")
+        axes[0].set_ylabel("loss (bits)")
+        figure.suptitle(title, fontsize=10, fontweight="bold", x=0.01, ha="left")
+        return png(figure)
+
+
+def png(figure: Figure) -> bytes:
+    """A figure as a small PNG on white."""
+    raw, small = io.BytesIO(), io.BytesIO()
+    figure.savefig(raw, format="png", dpi=_DPI, facecolor="white")
+    Image.open(raw).convert("RGB").quantize(_SHADES, dither=Image.Dither.NONE).save(small, format="PNG", optimize=True)
+    return small.getvalue()
+
+
+def _line(index: int, count: int) -> dict[str, Any]:
+    return {**look(index), "markevery": max(1, round(count / 8)), "linewidth": 1.5}
+
+
+def _plain(axes: Axes, title: str) -> None:
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    axes.grid(axis="y", color=INK, alpha=0.15, linewidth=0.8)
+    axes.set_title(title, fontsize=9, loc="left")
+
+
+def _limits(row: Sequence[Plane]) -> tuple[Any, Any]:
+    """The corners of a row's axes: the unit square where that is its plane, else around all its points."""
+    if any(plane.probability is not None for plane in row):
+        return (0.0, 0.0), (1.0, 1.0)
+    points = np.concatenate([np.asarray(plane.points, dtype=float) for plane in row])
+    room = 0.05 * np.ptp(points, axis=0) + 1e-9
+    return points.min(axis=0) - room, points.max(axis=0) + room
+
+
+def _plane(axes: Axes, plane: Plane, classes: int) -> None:
+    axes.set_title(plane.title, fontsize=8.5, loc="left")
+    axes.set_xticks([])
+    axes.set_yticks([])
+    if plane.probability is not None:
+        axis = np.linspace(0, 1, len(plane.probability))
+        axes.contour(axis, axis, np.asarray(plane.probability), levels=[0.5], colors=INK, linewidths=1.2)
+    points, labels = np.asarray(plane.points, dtype=float), np.asarray(plane.labels)
+    behind = None if plane.behind is None else np.asarray(plane.behind, dtype=float)
+    for label in range(classes):
+        here = labels == label
+        if behind is not None:
+            axes.plot(
+                *behind[here].T, MARKERS[label], color=FILLS[label], markersize=3.2, alpha=0.22, markeredgewidth=0
+            )
+        axes.plot(
+            *points[here].T, MARKERS[label], color=FILLS[label], markersize=3.4, markeredgecolor="white",
+            markeredgewidth=0.3,
+        )  # fmt: skip

@@ -1,0 +1,9 @@
+"""The paper, reproduced: plan what is missing, carry it out, keep the results as data, draw from the data.
+
+Stands above training, evaluation, recipes and report; nothing below knows of it.
+"""
+
+from sparring.reproduce.plan import Job, plan, state
+from sparring.reproduce.work import Bench, Stopped, carry_out, lend
+
+__all__ = ["Bench", "Job", "Stopped", "carry_out", "lend", "plan", "state"]

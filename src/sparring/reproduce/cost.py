@@ -1,0 +1,84 @@
+"""What a job costs on one H200, from the times of a step (docs/performance.md): a guide, rounded, never a result.
+
+An epoch is batches x (attack steps + update). Friendly training is reckoned with 0.6 K steps an image: in the 20 epochs
+of results/engine/fat-20-epochs-h200.json it was 0.24 K at first and 0.77 K at last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from sparring.config import Config
+from sparring.evaluation.protocols import PROTOCOLS, Climb
+from sparring.objectives import OBJECTIVES
+from sparring.recipes.paper import Mixture, Robustness
+from sparring.reproduce.plan import Job, state
+
+# Milliseconds at batch 128: (attack step, update). Measured: resnet18, wrn-32-10 and wrn-34-10. The others are theirs
+# scaled by multiply-adds, and are not measured.
+_STEP = {
+    "tiny_cnn": (0.3, 1.0),
+    "small_cnn": (0.4, 1.0),
+    "resnet18": (1.26, 2.92),
+    "wrn-40-4": (1.9, 3.2),
+    "wrn-32-10": (7.5, 13.5),
+    "wrn-34-10": (7.5, 13.5),
+    "wrn-58-10": (13.9, 25.0),
+}
+_IMAGES = {"cifar10": 49_000, "svhn": 72_257, "digits": 1_227}
+_TESTS = {"cifar10": 10_000, "svhn": 26_032, "digits": 450}
+_START = 25.0  # seconds until the engine is ready
+_AUTOATTACK = 0.11  # seconds an image for ResNet-18 (results/evaluation/speed-h200.json: 54 s for 512)
+_FRIENDLY = 0.6
+
+
+def training(config: Config) -> float:
+    """Seconds to train a run."""
+    step, update = _STEP.get(config.model, _STEP["wrn-34-10"])
+    objective = OBJECTIVES[config.objective]
+    steps = 0.0 if config.objective == "standard" else config.attack.steps * (_FRIENDLY if objective.friendly else 1.0)
+    if objective.friendly and min(config.attack.tau.values()) >= config.attack.steps:
+        steps = config.attack.steps
+    if "trades" in config.objective or "mart" in config.objective:
+        update *= 2  # two forward passes
+    name, _, classes = config.data.partition(":")
+    images = _IMAGES.get(name, 50_000) * (len(classes.split("+")) / 10 if classes else 1.0)
+    return _START + config.epochs * images / config.batch_size * (steps * step + update) / 1000
+
+
+def measuring(job: Job) -> float:
+    """Seconds to measure what was trained."""
+    if job.config is None:
+        return 5.0
+    step, _ = _STEP.get(job.config.model, _STEP["wrn-34-10"])
+    measure = job.row.measure
+    if isinstance(measure, Mixture):
+        return 20.0
+    if not isinstance(measure, Robustness):
+        return 0.0
+    steps = sum(attack.steps for attack in PROTOCOLS[measure.protocol].attacks if isinstance(attack, Climb))
+    images = job.limit or _TESTS.get(job.config.data, 10_000)
+    return steps * images / 128 * step / 1000 + measure.autoattack * _AUTOATTACK * step / _STEP["resnet18"][0]
+
+
+def seconds(jobs: Iterable[Job]) -> float:
+    """Seconds for all of them, a run that several share counted once."""
+    each = list(jobs)
+    configs = {job.folder: job.config for job in each if job.config is not None}
+    return sum(map(training, configs.values())) + sum(map(measuring, each))
+
+
+def left(jobs: Iterable[Job]) -> float:
+    """Seconds of work still to be done, without the time that an engine takes to get ready."""
+    each = [job for job in jobs if state(job) != "measured"]
+    untrained = {job.folder: job.config for job in each if job.config is not None and state(job) != "trained"}
+    return sum(training(config) - _START for config in untrained.values()) + sum(map(measuring, each))
+
+
+def spell(duration: float) -> str:
+    """'40 s', '25 min', '7 h', '12 days': as exactly as it is known."""
+    if duration < 90:
+        return f"{max(5, round(duration / 5) * 5)} s"
+    if duration < 5400:
+        return f"{round(duration / 60)} min"
+    return f"{round(duration / 3600)} h" if duration < 48 * 3600 else f"{round(duration / 86400)} days"

@@ -1,0 +1,229 @@
+"""From collected results to files and to the page: tables in Markdown, figures in PNG and SVG. Measures nothing."""
+
+from __future__ import annotations
+
+import re
+import statistics
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from markupsafe import Markup
+
+from sparring.checkpoint import replacing, write_text
+from sparring.recipes.paper import Row
+from sparring.report import figures, panels
+from sparring.report.beside import Line, markdown
+from sparring.report.page import Drawing, Exhibit, Picture
+from sparring.report.panels import Lines
+from sparring.reproduce import planes
+from sparring.reproduce.collect import Collected, about, cells, lines, notes
+
+Series = dict[str, tuple[list[float], list[float]]]
+
+
+def draw(collected: Collected) -> dict[Path, str]:
+    """Write everything that an item's results can show beside them; the files, and what to see in each."""
+    item, home, made = collected.item, collected.home, {}
+    home.mkdir(parents=True, exist_ok=True)
+    if item.kind == "table":
+        path = home / "table.md"
+        write_text(path, _document(collected))
+        return {path: ""}
+    for name, picture in pictures(collected).items():
+        path = home / f"{name}.png"
+        with replacing(path) as temporary:
+            temporary.write_bytes(picture.png)
+        made[path] = picture.caption
+    return made
+
+
+def exhibit(collected: Collected) -> Exhibit:
+    """An item for the page. Figures of lines are drawn there panel by panel, so that a phone can show them."""
+    item = collected.item
+    lined = item.kind in ("lines", "course")
+    table = lines(collected) if item.kind == "table" else []
+    return Exhibit(
+        name=item.name,
+        where=item.where,
+        title=item.title,
+        see=item.see,
+        columns=list(item.columns) if table else (),
+        lines=table,
+        drawings=_tradeoffs(item.name, table) if table else _curves(collected) if lined else (),
+        pictures=() if lined or table else tuple(pictures(collected).values()),
+        notes=notes(collected),
+    )
+
+
+def _document(collected: Collected) -> str:
+    """A table as a Markdown file."""
+    item = collected.item
+    said = "".join(f"\n- {note}" for note in notes(collected))
+    table = markdown(list(item.columns), lines(collected))
+    return (
+        f"# {item.where}: {item.title}\n\nTest accuracy in per cent. What the paper sees: {item.see}\n\n{table}{said}\n"
+        f"\nDrawn from the JSON files beside this one: `sparring reproduce {item.name} --draw`\n"
+    )
+
+
+def pictures(collected: Collected) -> dict[str, Picture]:
+    """The pictures of a figure by file name: one a group that has results."""
+    make = {
+        "lines": _line_pictures,
+        "course": _course_pictures,
+        "mixture": planes.mixtures,
+        "motivation": planes.motivations,
+        "loss": planes.losses,
+    }[collected.item.kind]
+    return make(collected)
+
+
+def _groups(collected: Collected) -> dict[str, list[Row]]:
+    """The rows that have results, by group."""
+    groups: dict[str, list[Row]] = {}
+    for row in collected.item.rows:
+        if collected.of(row):
+            groups.setdefault(row.group, []).append(row)
+    return groups
+
+
+# Figures of lines: accuracy by tau, eps or alpha.
+
+
+def _by_line(collected: Collected, rows: Sequence[Row], column: str) -> tuple[Series, dict[str, list[float]]]:
+    """Line -> (x, median in per cent), and the deviation over seeds where every point of a line has one."""
+    series: Series = {}
+    spread: dict[str, list[float | None]] = {}
+    for row in sorted(rows, key=lambda row: row.x or 0.0):
+        cell = cells(collected.of(row), {column: collected.item.columns[column]}).get(column)
+        if cell is not None and row.x is not None:
+            xs, ys = series.setdefault(row.label, ([], []))
+            xs.append(row.x)
+            ys.append(cell.middle)
+            spread.setdefault(row.label, []).append(cell.spread)
+    known = {name: [v for v in values if v is not None] for name, values in spread.items()}
+    return series, {name: values for name, values in known.items() if len(values) == len(series[name][0])}
+
+
+def _pictured(collected: Collected) -> dict[str, list[Row]]:
+    """The rows of each picture."""
+    groups = _groups(collected)
+    if collected.item.together and groups:
+        return {"": [row for rows in groups.values() for row in rows]}
+    return groups
+
+
+def _line_pictures(collected: Collected) -> dict[str, Picture]:
+    item, found = collected.item, {}
+    for group, rows in _pictured(collected).items():
+        drawn = []
+        for column in item.columns:
+            series, spread = _by_line(collected, rows, column)
+            if series:
+                drawn.append(Lines(f"{column} (%)", series, spread))
+        title = f"{item.title}{f': {group}' if group else ''}"
+        png = panels.grid(drawn, xlabel=item.xlabel, title=_wrap(title), most=100.0)
+        found[_slug(group) or item.name] = Picture(png, title, _told(collected, rows))
+    return found
+
+
+def _curves(collected: Collected) -> list[Drawing]:
+    item, found = collected.item, []
+    if item.kind == "course":
+        for group, series in _courses(collected).items():
+            title = f"{group}: back-propagations per image"
+            svg = figures.curves(series, name=f"{item.name}-{_slug(group)}", title=title, alt=_ends(title, series))
+            found.append(Drawing(Markup(svg), _told(collected, _groups(collected)[group])))
+        return found
+    for group, rows in _pictured(collected).items():
+        heading = group
+        for column in item.columns:
+            series, _ = _by_line(collected, rows, column)
+            if series:
+                title = f"{column} accuracy (%)"
+                name = f"{item.name}-{_slug(group)}-{_slug(column)}"
+                alt = _ends(f"{title} by {item.xlabel}", series)
+                svg = figures.curves(series, name=name, title=title, alt=alt, most=100.0, xlabel=item.xlabel)
+                found.append(Drawing(Markup(svg), f"{alt} {_told(collected, rows)}", heading))
+                heading = ""
+    return found
+
+
+def _ends(title: str, series: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> str:
+    each = "; ".join(
+        f"{name} {ys[0]:.1f} at {xs[0]:g}, {ys[-1]:.1f} at {xs[-1]:g}" for name, (xs, ys) in series.items()
+    )
+    return f"{title}: {each}."
+
+
+def _told(collected: Collected, rows: Sequence[Row]) -> str:
+    """What the lines are of."""
+    each = dict.fromkeys(about(collected.of(row)) for row in rows)
+    return f"{'; '.join(each)}."
+
+
+# Back-propagations by epoch.
+
+
+def _courses(collected: Collected) -> dict[str, Series]:
+    """Group -> line -> (epochs, back-propagations per image, the mean over seeds)."""
+    found: dict[str, Series] = {}
+    for group, rows in _groups(collected).items():
+        for row in rows:
+            histories = [result["history"] for result in collected.of(row)]
+            means = [statistics.fmean(values) for values in zip(*(h["backprops"] for h in histories), strict=True)]
+            found.setdefault(group, {})[row.label] = ([float(epoch) for epoch in histories[0]["epoch"]], means)
+    return found
+
+
+def _course_pictures(collected: Collected) -> dict[str, Picture]:
+    courses = _courses(collected)
+    if not courses:
+        return {}
+    drawn = [Lines(group, series) for group, series in courses.items()]
+    png = panels.grid(drawn, xlabel="epoch", title=collected.item.title)
+    every = [row for rows in _groups(collected).values() for row in rows]
+    return {collected.item.name: Picture(png, collected.item.title, _told(collected, every))}
+
+
+# The trade-off of a table.
+
+
+def _tradeoffs(name: str, table: Sequence[Line]) -> list[Drawing]:
+    """Natural against PGD-20 accuracy: ours, and the paper's."""
+    ours = {
+        _brief(line.label): (line.ours["Natural"].middle, line.ours["PGD-20"].middle)
+        for line in table
+        if {"Natural", "PGD-20"} <= line.ours.keys()
+    }
+    paper = {
+        _brief(line.label): (line.paper["Natural"][0], line.paper["PGD-20"][0])
+        for line in table
+        if {"Natural", "PGD-20"} <= line.paper.keys()
+    }
+    found = []
+    for whose, points in (("ours", ours), ("the paper's", paper)):
+        if len(points) > 1 and ours:
+            each = "; ".join(f"{label} {x:.1f} and {y:.1f}" for label, (x, y) in points.items())
+            what = f"Trade-off, {whose}: PGD-20 accuracy (%)"
+            alt = f"{what} against natural accuracy: {each}."
+            svg = figures.tradeoff(
+                points, name=f"{name}-{_slug(whose)}", xlabel="natural accuracy (%)", ylabel=what, alt=alt
+            )
+            found.append(Drawing(Markup(svg), f"Natural and PGD-20 accuracy, {whose}: {each}. Up and right is better."))
+    return found
+
+
+def _brief(label: str) -> str:
+    """A method's name as a drawing has room for it."""
+    return label.replace("FAT for ", "FAT-")
+
+
+def _slug(text: str) -> str:
+    """A file name of a group's name, without what stands in brackets."""
+    return re.sub(r"[^a-z0-9]+", "-", re.sub(r"\(.*?\)", "", text).lower()).strip("-")
+
+
+def _wrap(text: str, width: int = 100) -> str:
+    return "\n".join(textwrap.wrap(text, width))

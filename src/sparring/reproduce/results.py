@@ -1,0 +1,103 @@
+"""Results as data: one small JSON file for each row, scale and seed, under results/ITEM/.
+
+A file says what was trained (the whole configuration), what was measured and how, on which hardware, how long it took,
+and what came out. It is written whole or not at all. Tables and figures are drawn from these files only, and only from
+those whose configuration is the declared one. Per-example verdicts stay in the run folder.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from sparring import config as configs
+from sparring.checkpoint import write_text
+from sparring.config import Config
+from sparring.errors import UserError
+from sparring.recipes.paper import Measure
+
+Result = dict[str, Any]
+_FORMAT = 1
+
+
+def declared(config: Config | None, measure: Measure, limit: int | None) -> dict[str, Any]:
+    """What a result is made by, as it is written in the file."""
+    how = {"kind": type(measure).__name__.lower(), **asdict(measure), "limit": limit}
+    plain = {"config": None if config is None else configs.to_json(config), "measure": how}
+    return dict(json.loads(json.dumps(plain)))  # tuples become lists, as they are read back
+
+
+def matches(result: Mapping[str, Any], config: Config | None, measure: Measure, limit: int | None) -> bool:
+    """Whether a result was made by this declaration."""
+    same_measure = result.get("measure") == declared(config, measure, limit)["measure"]
+    return same_measure and trained_by(result, config)
+
+
+def trained_by(result: Mapping[str, Any], config: Config | None) -> bool:
+    """Whether a result is of this configuration. A field that came after it was written had its default value."""
+    written = result.get("config")
+    try:
+        return (None if written is None else configs.from_json(written)) == config
+    except UserError:  # of another version, or damaged
+        return False
+
+
+def finished(result: Mapping[str, Any] | None) -> bool:
+    """Whether it holds measurements, not only the course of a training that has yet to end."""
+    return result is not None and result.get("state") == "measured"
+
+
+def write(path: Path, result: Mapping[str, Any]) -> None:
+    """Write a result, its folders too."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make the folder {path.parent}: {error.strerror}. Choose another: --results.") from None
+    write_text(path, _spell({"format": _FORMAT, **result}))
+
+
+def read(path: Path) -> Result | None:
+    """The result in a file, or None where there is none."""
+    if not path.is_file():
+        return None
+    try:
+        result = json.loads(path.read_text(encoding="utf-8"))
+        if result["format"] != _FORMAT:
+            raise UserError(
+                f"{path} has the format {result['format']}, this version reads {_FORMAT}. Measure it again."
+            )
+    except (ValueError, KeyError, TypeError, OSError):
+        raise UserError(f"{path} is not a result that Sparring wrote. Delete it, and reproduce it again.") from None
+    return dict(result)
+
+
+def of_run(folder: Path, config: Config) -> tuple[Path, Result] | None:
+    """A result, of any item, of a run of this configuration that came to its end."""
+    for path in sorted(folder.glob("*/*-seed*.json")):
+        result = read(path)
+        if result and result.get("state") in ("trained", "measured") and trained_by(result, config):
+            return path, result
+    return None
+
+
+def columns(records: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """The epochs of a run as one list a quantity: a fifth of the size of a record an epoch."""
+    return {key: [_round(record[key]) for record in records] for key in records[0]} if records else {}
+
+
+def _round(value: Any) -> Any:
+    """Six digits: more than any figure shows."""
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+def _spell(value: Any, depth: int = 0) -> str:
+    """JSON with an entry a line, but lists of numbers on one: a picture has thousands."""
+    if isinstance(value, Mapping) and value:
+        inner = ",\n".join(f"{' ' * (depth + 1)}{json.dumps(key)}: {_spell(v, depth + 1)}" for key, v in value.items())
+        text = f"{{\n{inner}\n{' ' * depth}}}"
+    else:
+        text = json.dumps(value, separators=(",", ":"))
+    return text if depth else text + "\n"

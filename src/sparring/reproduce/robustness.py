@@ -1,0 +1,60 @@
+"""Accuracy under a protocol and under AutoAttack, as a result keeps it: numbers with their settings, no verdicts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from sparring.data import Dataset
+from sparring.evaluation import Record, evaluate
+from sparring.recipes.paper import Robustness
+
+_BATCH = 512  # images of AutoAttack at once: what a stop can cost
+
+
+def measure(
+    what: Robustness,
+    model: nn.Module,
+    data: Dataset,
+    *,
+    device: torch.device,
+    seed: int,
+    limit: int | None,
+    store: Path,
+    progress: bool,
+) -> dict[str, Any]:
+    """Evaluate; what `store` holds is not computed again. On a GPU gradients are bf16; verdicts are fp32 everywhere."""
+    x, y = data.test.x[:limit], data.test.y[:limit]
+    common: dict[str, Any] = {
+        "seed": seed,
+        "precision": "bf16" if device.type == "cuda" else "fp32",
+        "store": store,
+        "progress": progress,
+    }
+    # A table's numbers are looked at twice; a figure has too many points for that.
+    found = evaluate(model, x, y, what.protocol, doubts=what.autoattack > 0, **common)
+    attacks = {record.name: _facts(record) for record in found}
+    if what.autoattack:
+        n = min(what.autoattack, len(x))
+        strongest = evaluate(model, x[:n], y[:n], "autoattack", doubts=False, batch_size=_BATCH, **common)
+        attacks["autoattack"] = _facts(strongest["autoattack"])
+    return {"n": len(x), "data": data.note, "attacks": attacks, "doubts": [dict(doubt) for doubt in found.doubts]}
+
+
+def _facts(record: Record) -> dict[str, Any]:
+    """One attack: what came out, and everything needed to run it again."""
+    return {
+        "accuracy": record.accuracy,
+        "n": record.n,
+        "eps": record.eps,
+        "steps": record.steps,
+        "step_size": record.step_size,
+        "loss": record.loss,
+        "start": record.start,
+        "precision": record.precision,
+        "seconds": round(record.seconds, 2),
+        **({"detail": record.detail} if record.detail else {}),
+    }

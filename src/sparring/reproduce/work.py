@@ -1,0 +1,216 @@
+"""Carry out jobs: train what is missing, go on with what was interrupted, measure, write the result.
+
+A stop never loses work: training saves its place, an evaluation its verdicts, and the same jobs given again continue.
+Even a run that did not get to its end leaves a result behind, with its course so far and what an epoch costs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from sparring import runs, weights
+from sparring.config import Config
+from sparring.data import Dataset, load
+from sparring.recipes.paper import Course, Losses, Mixture, Motivation, Robustness
+from sparring.reproduce import losses, mixture, motivation, results, robustness
+from sparring.reproduce.plan import Job, State, state
+from sparring.together import train_together
+from sparring.train import Interrupted, Watch
+
+
+class Stopped(Exception):
+    """The work was asked to stop, and has saved its place."""
+
+
+def _silent(line: str) -> None:
+    """Nobody is told."""
+
+
+class Nobody:
+    """Looks on and does nothing."""
+
+    def begin(self, config: Config, *, steps: int, epoch: int, engine: str) -> None:
+        """Training begins."""
+
+    def step(self, epoch: int, step: int, backprops: Callable[[], float]) -> None:
+        """A step is done."""
+
+    def epoch(self, record: dict[str, Any], *, best: bool) -> None:
+        """An epoch is done."""
+
+    def end(self) -> None:
+        """Training stops."""
+
+
+def _unwatched(job: Job) -> Watch:
+    return Nobody()
+
+
+@dataclass
+class Bench:
+    """Where the work is done, and who looks on."""
+
+    device: torch.device
+    stop: Callable[[], bool] = lambda: False  # asked between steps and between jobs
+    # Around a measurement, which keeps what it has: may break it off with a KeyboardInterrupt.
+    breakable: Callable[[], AbstractContextManager[None]] = nullcontext
+    watch: Callable[[Job], Watch] = _unwatched
+    tell: Callable[[str], None] = _silent
+    progress: bool = False
+    at_once: int = 1  # runs trained side by side
+    data: dict[str, Dataset] = field(default_factory=dict)  # loaded once
+
+    def dataset(self, spec: str) -> Dataset:
+        """A data set by its name."""
+        if spec not in self.data:
+            self.data[spec] = load(spec)
+        return self.data[spec]
+
+
+def carry_out(jobs: Sequence[Job], bench: Bench) -> None:
+    """Have every job's result, in order; those that are there are left alone.
+
+    Raises:
+        Stopped: once `bench.stop` said so; everything so far is on disk.
+    """
+    lend(jobs, bench.tell)
+    wanting = [job for job in jobs if state(job) != "measured"]
+    for first in range(0, len(wanting), bench.at_once):
+        group = wanting[first : first + bench.at_once]
+        if bench.stop():
+            raise Stopped(f"before {group[0].name}")
+        train_runs(group, bench)
+        for job in group:
+            _have(job, bench)
+
+
+def lend(jobs: Sequence[Job], tell: Callable[[str], None] = _silent) -> None:
+    """Give jobs that ask for the course of a run alone the one that another item's result holds, if there is any.
+
+    So they need no run folder, which may have stayed on another machine.
+    """
+    for job in jobs:
+        if isinstance(job.row.measure, Course) and job.config is not None and state(job) != "measured":
+            found = results.of_run(job.path.parent.parent, job.config)
+            if found is not None:
+                path, result = found
+                own = {"item": job.item, "row": job.row.name, "scale": job.scale, "state": "measured", **job.declared}
+                lent = {
+                    **result,
+                    **own,
+                    "found": {},
+                    "measuring_seconds": 0.0,
+                    "lent_by": f"{result['item']}/{path.name}",
+                }
+                results.write(job.path, lent)
+                tell(f"wrote {job.path}, from {path}")
+
+
+def train_runs(jobs: Sequence[Job], bench: Bench) -> None:
+    """Bring the runs of these jobs to their end, side by side. The one place where this package trains.
+
+    However it ends, every run that was begun leaves a result behind with its course so far.
+    """
+    untrained = [job for job in jobs if state(job) in ("missing", "interrupted")]
+    waiting = list({job.folder: job for job in untrained}.values())  # jobs may share a run
+    if bench.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(bench.device)
+        torch.compiler.reset()  # after eight networks torch would give up compiling the code they share
+    try:
+        for spec in dict.fromkeys(job.config.data for job in waiting if job.config is not None):
+            group = [job for job in waiting if job.config is not None and job.config.data == spec]
+            for job in group:
+                bench.tell(f"training {job.name} -> {job.folder}")
+            train_together(
+                [(job.config, job.folder) for job in group if job.config is not None and job.folder is not None],
+                at_once=bench.at_once,
+                device=bench.device,
+                stop=bench.stop,
+                watches=[bench.watch(job) for job in group],
+                recipe=group[0].item,
+                resume=True,
+                data=bench.dataset(spec),
+                tensorboard=False,
+            )
+    except Interrupted as interrupted:
+        raise Stopped(f"in training ({', '.join(job.name for job in waiting)}): {interrupted}") from None
+    finally:
+        for job in waiting:
+            how_far = state(job)
+            if how_far != "missing":
+                results.write(job.path, _facts(job, bench, how_far, memory=_memory(bench.device)))
+
+
+def _have(job: Job, bench: Bench) -> None:
+    """Measure what is trained, and write it."""
+    try:
+        with bench.breakable():
+            began = time.perf_counter()
+            found = _measure(job, bench)
+            seconds = round(time.perf_counter() - began, 2)
+    except KeyboardInterrupt:
+        raise Stopped(f"while measuring {job.name}; its verdicts so far are kept") from None
+    results.write(job.path, {**_facts(job, bench, "measured"), "found": found, "measuring_seconds": seconds})
+    bench.tell(f"wrote {job.path}")
+
+
+def _memory(device: torch.device) -> float | None:
+    """The most that was in use on the GPU, in GiB."""
+    return round(torch.cuda.max_memory_allocated(device) / 2**30, 2) if device.type == "cuda" else None
+
+
+def _measure(job: Job, bench: Bench) -> dict[str, Any]:
+    """What the row asks for, of the model at its last epoch."""
+    what = job.row.measure
+    if isinstance(what, Motivation):
+        return motivation.measure(what, job.seed)
+    if isinstance(what, Course):
+        return {}
+    assert job.config is not None and job.folder is not None
+    model: nn.Module = weights.load_model(job.folder, device=bench.device)
+    data = bench.dataset(job.config.data)
+    if isinstance(what, Mixture):
+        return mixture.measure(what, model, data, device=bench.device, seed=job.seed)
+    if isinstance(what, Losses):
+        return losses.measure(what, model, data, device=bench.device)
+    assert isinstance(what, Robustness)
+    return robustness.measure(
+        what,
+        model,
+        data,
+        device=bench.device,
+        seed=job.seed,
+        limit=job.limit,
+        store=job.folder / "evaluation" / "verdicts",
+        progress=bench.progress,
+    )
+
+
+def _facts(job: Job, bench: Bench, how_far: State, memory: float | None = None) -> dict[str, Any]:
+    """What a result says beside its findings. The memory of earlier sessions is known from what they wrote."""
+    before = results.read(job.path) or {}
+    if results.trained_by(before, job.config):
+        memory = max(memory or 0.0, before.get("peak_memory_gib") or 0.0) or None
+    facts: dict[str, Any] = {
+        "item": job.item,
+        "row": job.row.name,
+        "scale": job.scale,
+        "seed": job.seed,
+        "state": how_far,
+        **job.declared,
+        "environment": runs.environment(bench.device),
+    }
+    if job.folder is not None:
+        history = runs.read_metrics(job.folder)
+        facts["history"] = results.columns(history)
+        facts["training_seconds"] = round(sum(record["seconds"] for record in history), 2)
+        facts["sessions"] = len(runs.read_environment(job.folder))
+        facts["peak_memory_gib"] = memory
+    return facts

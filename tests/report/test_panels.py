@@ -1,0 +1,53 @@
+"""Pictures for files: drawn where the numbers say, small, the same every time, and matplotlib is left as it was."""
+
+from __future__ import annotations
+
+import io
+
+import matplotlib
+import numpy as np
+import pytest
+from PIL import Image
+
+from sparring.report import panels
+from sparring.report.panels import Lines, Plane
+
+SERIES = {"a": ([0, 1, 2], [10.0, 20.0, 30.0]), "b": ([0, 1, 2], [30.0, 20.0, 10.0])}
+CLOUD = np.random.default_rng(0).random((40, 2)).tolist()
+LABELS = [0] * 20 + [1] * 20
+DRAWN = {
+    "grid": lambda: panels.grid(
+        [Lines("one", SERIES, {"a": [1, 2, 3]}), Lines("two", SERIES)], xlabel="tau", title="T"
+    ),
+    "planes": lambda: panels.planes([[Plane("p", CLOUD, LABELS, behind=CLOUD)]], ("x", "y"), title="T", rims=["r"]),
+    "square": lambda: panels.planes(
+        [[Plane("p", CLOUD, LABELS, probability=[[0.0, 0.2], [0.9, 1.0]])]], ("x", "y"), title="T"
+    ),
+    "losses": lambda: panels.losses({"n": CLOUD, "w": CLOUD}, title="T", names={"n": "natural", "w": "worst"}),
+}
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_a_picture(name):
+    before = dict(matplotlib.rcParams)
+    png = DRAWN[name]()
+    assert dict(matplotlib.rcParams) == before and DRAWN[name]() == png
+    image = Image.open(io.BytesIO(png))
+    pixels = np.asarray(image.convert("L"))
+    assert image.format == "PNG" and len(png) < 100_000 and pixels[0, -1] == 255
+    assert 0.003 < (pixels < 200).mean() < 0.5
+
+
+def test_one_panel_and_many():
+    sizes = [
+        Image.open(io.BytesIO(panels.grid([Lines(str(i), SERIES) for i in range(n)], xlabel="eps", title="T"))).size
+        for n in (1, 3, 6)
+    ]
+    assert sizes[0][0] < sizes[1][0] == sizes[2][0] and sizes[0][1] == sizes[1][1] < sizes[2][1]
+
+
+def test_a_row_of_planes_shares_its_axes():
+    row = [Plane("a", [[0, 0], [1, 1]], [0, 1]), Plane("b", [[5, 9], [1, 1]], [0, 1])]
+    low, high = panels._limits(row)
+    assert low == pytest.approx([-0.25, -0.45]) and high == pytest.approx([5.25, 9.45])
+    assert panels._limits([Plane("a", [[0.5, 0.5]], [0], probability=[[0, 1], [0, 1]])]) == ((0, 0), (1, 1))

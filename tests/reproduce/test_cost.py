@@ -1,0 +1,48 @@
+"""The estimate: in proportion, shared runs once, said no more exactly than it is known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sparring.recipes import cifar10, paper
+from sparring.reproduce import cost, plan
+from tests.reproduce.tiny import TABLE, planned
+
+
+def test_spelling():
+    assert [cost.spell(s) for s in (1, 42, 600, 2 * 3600, 300_000)] == ["5 s", "40 s", "10 min", "2 h", "3 days"]
+
+
+def test_in_proportion():
+    madry, fat = cost.training(cifar10.MADRY), cost.training(cifar10.FAT)
+    assert cost.training(cifar10.STANDARD) < fat < madry
+    half = replace(cifar10.MADRY, epochs=60)
+    assert cost.training(half) - cost._START == pytest.approx((madry - cost._START) / 2)
+    assert cost.training(replace(cifar10.MADRY, model="wrn-34-10")) > 4 * madry
+    assert cost.training(replace(cifar10.STANDARD, data="cifar10:bird+deer")) < cost.training(cifar10.STANDARD)
+    assert madry == pytest.approx(120 * 6.0 + cost._START, rel=0.05)  # docs/performance.md: about 6.0 s an epoch
+
+
+def test_a_shared_run_is_counted_once():
+    jobs = plan(paper.find("table2"), scale="lite", runs_folder=Path(), results_folder=Path())
+    both = [*jobs, *plan(paper.find("table3"), scale="lite", runs_folder=Path(), results_folder=Path())]
+    more = sum(map(cost.measuring, both[len(jobs) :]))
+    wide = sum(cost.training(job.config) for job in both[-2:])
+    assert cost.seconds(both) == pytest.approx(cost.seconds(jobs) + more + wide)
+
+
+@pytest.mark.parametrize("item", paper.ITEMS.values(), ids=lambda item: item.name)
+def test_every_item_has_a_cost(item):
+    jobs = plan(item, scale="lite", runs_folder=Path(), results_folder=Path())
+    assert all(cost.seconds([job]) > 0 for job in jobs)
+
+
+def test_what_is_left(measured, tmp_path):
+    fresh, done = planned(TABLE, tmp_path), planned(TABLE, measured)
+    assert cost.left(done) == 0
+    trained = planned(TABLE, measured, limit=9)
+    assert cost.left(trained) == pytest.approx(sum(map(cost.measuring, trained)))
+    assert cost.left(fresh) == pytest.approx(cost.seconds(fresh) - 2 * cost._START)

@@ -1,0 +1,140 @@
+"""Tables and figures: drawn from the files alone, true to them."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from sparring.recipes import paper
+from sparring.recipes.paper import Losses, Mixture, Motivation, Row
+from sparring.reproduce import Bench, carry_out, draw, results
+from sparring.reproduce.collect import collect
+from tests.reproduce.test_collect import copy
+from tests.reproduce.tiny import COURSE, FAT, TABLE, planned
+
+
+def test_a_table(measured, tmp_path):
+    collected = collect(TABLE, measured / "results")
+    collected = replace(collected, home=tmp_path / "elsewhere")
+    ((path, _),) = draw.draw(collected).items()
+    text = path.read_text(encoding="utf-8")
+    assert path == tmp_path / "elsewhere" / "table.md"
+    attacks = results.read(planned(TABLE, measured)[1].path)["found"]["attacks"]
+    fat = next(line for line in text.splitlines() if line.startswith("| FAT "))
+    for name in ("natural", "pgd10"):
+        assert f"{100 * attacks[name]['accuracy']:.2f}" in fat
+    assert "|  | paper, M | 89.34 ± 0.22 | 46.13 ± 0.41 |  |" in text
+    assert "sparring reproduce table-tiny --draw" in text
+
+
+def test_an_exhibit_of_a_table_has_ours_the_papers_and_both_trade_offs(measured):
+    shown = draw.exhibit(collect(TABLE, measured / "results"))
+    assert [line.label for line in shown.lines] == ["Madry", "FAT"] and list(shown.columns) == list(TABLE.columns)
+    assert (
+        len(shown.drawings) == 2 and "the paper's" in shown.drawings[1].caption and "89.3" in shown.drawings[1].caption
+    )
+
+
+def points(measured, tmp_path):
+    """fig-tau in small: two networks, three taus, one of them with two seeds."""
+    rows = tuple(
+        Row(
+            f"{net}-tau{tau}", net, TABLE.rows[1].measure, {"lite": replace(FAT, weight_decay=weight)}, group=net, x=tau
+        )
+        for net, weight in (("one", 1e-4), ("two", 1e-3))
+        for tau in (0, 1, 5)
+    )
+    item = replace(
+        TABLE, name="fig-lines", kind="lines", rows=rows, xlabel="tau", columns={"Natural": "natural"}, together=True
+    )
+    for row in rows:
+        for seed in (0, 1) if row.label == "two" else (0,):
+            (wanted,) = planned(item, tmp_path, rows=(row.name,), seeds=(seed,))
+            accuracy = {"accuracy": (10 * (row.label == "two") + row.x + seed) / 100, "n": 9}
+            source = results.read(planned(TABLE, measured)[1].path)
+            found = {"found": {"attacks": {"natural": accuracy}}, "row": row.name, "seed": seed}
+            results.write(wanted.path, {**source, **wanted.declared, **found})
+    return item
+
+
+def test_lines(measured, tmp_path):
+    item = points(measured, tmp_path)
+    collected = collect(item, tmp_path / "results")
+    series, spread = draw._by_line(collected, item.rows, "Natural")
+    assert series == {"one": ([0, 1, 5], [0, 1, 5]), "two": ([0, 1, 5], pytest.approx([10.5, 11.5, 15.5]))}
+    assert spread == {"two": pytest.approx([0.7071] * 3, abs=1e-3)}
+    ((path, caption),) = draw.draw(collected).items()  # both networks in one picture
+    assert path.name == "fig-lines.png" and "1 seed; Tiny CNN, 2 epochs, 2 seeds" in caption
+    check_picture(path.read_bytes())
+    shown = draw.exhibit(collected)
+    assert len(shown.drawings) == 1 and "two 10.5 at 0, 15.5 at 5" in shown.drawings[0].caption
+
+
+def test_groups_are_pictures_of_their_own(measured, tmp_path):
+    item = points(measured, tmp_path)
+    rows = tuple(replace(row, group=f"{row.label} (App. B)", label=f"line {row.x > 0}") for row in item.rows)
+    item = replace(item, rows=rows, together=False)
+    found = draw.draw(collect(item, tmp_path / "results"))
+    assert sorted(path.name for path in found) == ["one.png", "two.png"]
+
+
+def test_a_course(measured, tmp_path):
+    collected = collect(COURSE, measured / "results")
+    history = results.read(planned(COURSE, measured)[0].path)["history"]
+    assert draw._courses(collected) == {"FAT, Tiny CNN": {"tau 2": ([1.0, 2.0], history["backprops"])}}
+    (path,) = draw.draw(replace(collected, home=tmp_path))
+    check_picture(path.read_bytes())
+
+
+EXPLAINING = {
+    "motivation": (Motivation(points=8, updates=20, steps=2, shown=(0, 2), neighbours=3), None),
+    "loss": (Losses(images=20, eps=0.3, step_size=0.1, steps=2), FAT),
+    "mixture": (Mixture(("3", "8"), (2, 4), 8, eps=0.3, step_size=0.1, steps=2, neighbours=3), FAT),
+}
+
+
+@pytest.mark.parametrize("kind", EXPLAINING)
+def test_the_pictures_that_explain(kind, measured, tmp_path):
+    measure, config = EXPLAINING[kind]
+    item = replace(COURSE, name="fig-x", kind=kind, rows=(Row("x", "label", measure, {"lite": config}),))
+    jobs = [
+        replace(job, folder=planned(COURSE, measured)[0].folder if config else None)  # a run that is there
+        for job in planned(item, tmp_path)
+    ]
+    carry_out(jobs, Bench(torch.device("cpu")))
+    assert jobs[0].path.stat().st_size < 200_000
+    collected = collect(item, tmp_path / "results")
+    found = draw.draw(collected)
+    assert len(found) == (2 if kind == "mixture" else 1)
+    for path, caption in found.items():
+        check_picture(path.read_bytes())
+        assert "%" in caption or "bits" in caption
+    assert [picture.caption for picture in draw.exhibit(collected).pictures] == list(found.values())
+
+
+@pytest.mark.parametrize("item", paper.ITEMS.values(), ids=lambda item: item.name)
+def test_nothing_measured_is_nothing_drawn(item, tmp_path):
+    collected = collect(item, tmp_path)
+    files = draw.draw(collected)
+    assert [path.suffix for path in files] == ([".md"] if item.kind == "table" else [])
+    if item.kind == "table":
+        assert next(iter(files)).read_text(encoding="utf-8").count("not yet measured") == len(item.rows)
+    shown = draw.exhibit(collected)
+    assert not shown.drawings and not shown.pictures
+
+
+def test_copies_are_read_as_what_they_say(measured, tmp_path):
+    copy(measured, tmp_path, seed=4)
+    assert collect(TABLE, tmp_path / "results").of(TABLE.rows[1])[0]["seed"] == 4
+
+
+def check_picture(png: bytes) -> None:
+    """A PNG of a sensible size, on white, with something in it, small enough to be kept."""
+    assert len(png) < 200_000
+    pixels = np.asarray(Image.open(io.BytesIO(png)).convert("L"))
+    assert min(pixels.shape) > 150 and pixels[0, -1] == 255 and 0.003 < (pixels < 200).mean() < 0.5

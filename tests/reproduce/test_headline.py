@@ -1,0 +1,32 @@
+"""The headline: what is measured, with the paper's number in brackets."""
+
+from __future__ import annotations
+
+import pytest
+
+from sparring.recipes import paper
+from sparring.reproduce import headline, results
+from tests.reproduce.test_collect import copy
+from tests.reproduce.tiny import TABLE, planned
+
+
+def test_rows_that_are_measured(measured, tmp_path, monkeypatch):
+    monkeypatch.setattr(paper, "ITEMS", {TABLE.name: TABLE})
+    monkeypatch.setattr(headline, "ROWS", {TABLE.name: ("madry", "fat")})
+    assert headline.headline(tmp_path) == ""
+    copy(measured, tmp_path)
+    found = results.read(planned(TABLE, measured)[1].path)
+    natural, robust = (100 * found["found"]["attacks"][name]["accuracy"] for name in ("natural", "pgd10"))
+    table = headline.headline(tmp_path / "results").splitlines()
+    assert table[0] == "|  | Natural | PGD-20 | C&W | AutoAttack | BPs | training |"
+    backprops = sum(found["history"]["backprops"]) / 2
+    row = f"| FAT | {natural:.1f} (89.3) | {robust:.1f} (46.1) |  |  | {backprops:.1f} | "
+    assert table[2].startswith(row) and table[2].endswith(f"{found['training_seconds']:.0f} s |")
+    assert len(table) == 5 and "Tiny CNN, 2 epochs, 1 seed" in table[4]
+    assert len(headline.headline(measured / "results").splitlines()) == 6
+
+
+@pytest.mark.parametrize("item", headline.ROWS)
+def test_its_rows_exist(item):
+    assert set(headline.ROWS[item]) <= {row.name for row in paper.find(item).rows}
+    assert set(headline.COLUMNS) <= set(paper.find(item).columns)

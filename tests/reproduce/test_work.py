@@ -1,0 +1,156 @@
+"""Train, measure, write: once, resumable, shared between items."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from sparring import config as configs
+from sparring.evaluation import Climb, Part, Protocol
+from sparring.recipes.paper import Robustness
+from sparring.reproduce import Bench, Stopped, carry_out, results, work
+from sparring.reproduce.plan import state
+from tests.reproduce.tiny import COURSE, FAT, IMAGES, TABLE, planned
+
+
+def found_in(job):
+    """A result without what differs from one session to the next."""
+    result = results.read(job.path)
+    for name in ("environment", "measuring_seconds", "training_seconds", "sessions"):
+        del result[name]
+    for name in ("seconds", "images_per_second"):
+        del result["history"][name]
+    for attack in result.get("found", {}).get("attacks", {}).values():
+        del attack["seconds"]
+    return result
+
+
+def test_a_result_says_what_was_made_and_how(measured):
+    job = planned(TABLE, measured)[1]
+    result = results.read(job.path)
+    assert configs.from_json(result["config"]) == FAT
+    assert (result["item"], result["row"], result["scale"], result["seed"]) == ("table-tiny", "fat", "lite", 0)
+    assert result["measure"] == {"kind": "robustness", "protocol": "quick", "autoattack": 0, "limit": None}
+    attacks = result["found"]["attacks"]
+    assert set(attacks) == {"natural", "pgd10", "worst"}
+    assert attacks["pgd10"]["eps"] == 8 / 255 and attacks["pgd10"]["n"] == IMAGES == result["found"]["n"]
+    assert attacks["worst"]["accuracy"] <= attacks["pgd10"]["accuracy"] <= attacks["natural"]["accuracy"] <= 1
+    assert result["history"]["epoch"] == [1, 2]
+    assert result["training_seconds"] > 0 and result["environment"]["torch"]
+    assert job.path.stat().st_size < 10_000
+    assert "correct" not in job.path.read_text()  # verdicts stay in the run folder
+
+
+def test_what_is_there_is_not_made_again(measured, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise AssertionError("worked although everything was there")
+
+    monkeypatch.setattr(work, "train_together", refuse)
+    monkeypatch.setattr(work, "_measure", refuse)
+    carry_out([*planned(TABLE, measured), *planned(COURSE, measured)], Bench(torch.device("cpu")))
+
+
+def test_two_items_share_a_run(tmp_path, monkeypatch):
+    trained = []
+    really = work.train_together
+    monkeypatch.setattr(work, "train_together", lambda runs, **kw: trained.extend(runs) or really(runs, **kw))
+    carry_out([*planned(COURSE, tmp_path), *planned(TABLE, tmp_path, rows=("fat",))], Bench(torch.device("cpu")))
+    assert [config for config, _ in trained] == [FAT]
+
+
+def test_a_stop_in_training_and_one_in_measuring_change_nothing(tmp_path, measured, monkeypatch):
+    (job,) = planned(TABLE, tmp_path, rows=("fat",))
+    steps = iter(range(1000))
+    with pytest.raises(Stopped, match=r"in training \(table-tiny fat"):
+        carry_out([job], Bench(torch.device("cpu"), stop=lambda: next(steps) > 6))
+    begun = results.read(job.path)
+    assert begun["state"] == "interrupted" and "found" not in begun and begun["history"]["epoch"] == [1]
+    assert state(job) == "interrupted"
+
+    class Broken:
+        """Breaks a measurement off at its second attack."""
+
+        def __enter__(self):
+            really, calls = work.robustness.evaluate, iter(range(9))
+
+            def evaluate(*args, **kwargs):
+                assert next(calls) == 0
+                really(*args, **{**kwargs, "doubts": False})
+                raise KeyboardInterrupt
+
+            monkeypatch.setattr(work.robustness, "evaluate", evaluate)
+
+        def __exit__(self, *_):
+            monkeypatch.undo()
+
+    with pytest.raises(Stopped, match="while measuring"):
+        carry_out([job], Bench(torch.device("cpu"), breakable=Broken))
+    assert state(job) == "trained"
+    carry_out([job], Bench(torch.device("cpu")))
+    assert found_in(job) == found_in(planned(TABLE, measured)[1])
+    assert results.read(job.path)["sessions"] == 2
+
+
+def test_a_course_is_lent_where_the_run_itself_is_gone(tmp_path, measured, monkeypatch):
+    theirs = planned(TABLE, measured)[1]
+    (wanted,) = planned(TABLE, tmp_path, rows=("fat",))
+    results.write(wanted.path, results.read(theirs.path))  # the file came home, the run folder did not
+    monkeypatch.delattr(work, "train_together")
+    (job,) = planned(COURSE, tmp_path)
+    carry_out([job], Bench(torch.device("cpu")))
+    lent, source = results.read(job.path), results.read(theirs.path)
+    assert state(job) == "measured" and lent["history"] == source["history"] and lent["found"] == {}
+    assert (lent["item"], lent["row"], lent["lent_by"]) == ("fig-tiny", "fat", f"table-tiny/{wanted.path.name}")
+    assert lent["environment"] == source["environment"]
+    (other,) = planned(COURSE, tmp_path, seeds=(1,))
+    work.lend([other])
+    assert state(other) == "missing"
+
+
+def test_a_stop_between_jobs(tmp_path):
+    jobs = planned(TABLE, tmp_path)
+    with pytest.raises(Stopped, match="before table-tiny madry"):
+        carry_out(jobs, Bench(torch.device("cpu"), stop=lambda: True))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_files_are_json_with_lists_on_one_line(measured):
+    path = planned(COURSE, measured)[0].path
+    text = path.read_text()
+    assert json.loads(text)["history"]["epoch"] == [1, 2]
+    assert '"epoch": [1,2]' in text
+
+
+def test_runs_side_by_side_are_what_they_are_alone(tmp_path, measured, monkeypatch):
+    groups = []
+    really = work.train_together
+    monkeypatch.setattr(work, "train_together", lambda runs, **kw: groups.append(len(runs)) or really(runs, **kw))
+    jobs = [*planned(TABLE, tmp_path), *planned(COURSE, tmp_path)]
+    carry_out(jobs, Bench(torch.device("cpu"), at_once=3))
+    assert groups == [2]  # two of the three jobs share a run
+    for here, there in zip(planned(TABLE, tmp_path), planned(TABLE, measured), strict=True):
+        assert found_in(here) == found_in(there)
+
+
+def test_autoattack_has_its_own_images(tmp_path, measured, monkeypatch):
+    """AutoAttack itself takes minutes here: one step stands for it."""
+    really = work.robustness.evaluate
+    stand_in = Protocol("autoattack", "", 8 / 255, (Climb("autoattack", 1, Part(1)),))
+
+    def evaluate(model, x, y, protocol, **kwargs):
+        return really(model, x, y, stand_in if protocol == "autoattack" else protocol, **{**kwargs, "doubts": False})
+
+    monkeypatch.setattr(work.robustness, "evaluate", evaluate)
+    row = replace(TABLE.rows[1], measure=Robustness("quick", autoattack=7))
+    (job,) = planned(replace(TABLE, rows=(row,)), tmp_path)
+    job = replace(job, folder=planned(COURSE, measured)[0].folder)
+    carry_out([job], Bench(torch.device("cpu")))
+    attacks = results.read(job.path)["found"]["attacks"]
+    assert attacks["autoattack"]["n"] == 7 and attacks["autoattack"]["eps"] == 8 / 255
+    assert attacks["pgd10"]["n"] == attacks["worst"]["n"] == IMAGES
+    (few,) = planned(replace(TABLE, rows=(row,)), tmp_path, limit=5)
+    carry_out([replace(few, folder=job.folder)], Bench(torch.device("cpu")))
+    assert results.read(few.path)["found"]["attacks"]["autoattack"]["n"] == 5
