@@ -135,7 +135,7 @@ def train(
                 _train_epoch(
                     state, config, parts, training, steps, history, lambda: _save(run, state, facts), watch, stop
                 )
-            record = _record(state, config, held, parts.network)
+            record = _record(state, config, held, parts.network, history)
             run.record(record)
             is_best = state.best is None or _score(record) > _score(state.best)
             if is_best:
@@ -212,16 +212,19 @@ def _train_epoch(
             raise Interrupted(state.epoch, state.step)
 
 
-def _record(state: State, config: Config, held: Split, network: Network) -> dict[str, Any]:
+def _record(
+    state: State, config: Config, held: Split, network: Network, history: list[dict[str, Any]]
+) -> dict[str, Any]:
     """One epoch in numbers. Accuracies are fractions, on the held-out validation data."""
     tally = state.tally
-    setting = config.attack.at(state.epoch, config.epochs)
+    objective = OBJECTIVES[config.objective]
+    setting = objective.adapt(config.attack.at(state.epoch, config.epochs), history)
     natural, robust = validate(state.model, held, eps=config.validation_eps, seed=config.seed, network=network)
     return {
         "epoch": state.epoch,
         "lr": config.lr.at(state.epoch, config.epochs),
         "eps": setting.eps,
-        "tau": setting.tau if OBJECTIVES[config.objective].friendly else None,
+        "tau": setting.tau if objective.friendly else None,
         "loss": tally.loss.item() / tally.images,
         "natural": natural,
         "pgd10": robust,
