@@ -88,7 +88,7 @@ BASES = {
         {
             "search": TAUS
             | {f"by loss, rho {rho:g}": by("loss", rho) for rho in (0.1, 0.5, 1.0)}
-            | {f"by probability, rho {rho:g}": by("probability", rho) for rho in (0.1, 0.3)},
+            | {"by probability, rho 0.2": by("probability", 0.2)},
             "tau": {"fat, the paper's schedule": fat("0,1@40%,2@75%")}
             | {"paced": {"objective": "fat-paced", "share": 0.25}}
             | {"patient": {"objective": "fat-patient", "patience": 2}},

@@ -28,6 +28,7 @@ HOUSE = [
     "runs",
     "train",
     "evaluation",
+    "bound",
     "recipes",
     "report",
     "cli",

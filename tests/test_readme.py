@@ -21,7 +21,7 @@ import pytest
 import torch
 
 from sparring import data, models, recipes, runs
-from sparring.cli import COMMANDS, arguments, demo, evaluate, export, main, train
+from sparring.cli import COMMANDS, arguments, bound, demo, evaluate, export, main, train
 from sparring.cli import data as data_command
 from sparring.cli import recipes as recipes_command
 from sparring.config import Config
@@ -118,10 +118,10 @@ def parse(words: list[str], monkeypatch: pytest.MonkeyPatch) -> Any:
     if words[0] not in COMMANDS or words[-1] in ("--help", "-h"):
         return None
     with monkeypatch.context() as patched:
-        for module in (demo, evaluate, train, data_command, recipes_command, arguments):
+        for module in (bound, demo, evaluate, train, data_command, recipes_command, arguments):
             patched.setattr(module, "parse", stop)
         patched.setattr(runs, "open_run", lambda folder: SimpleNamespace(recipe="fat-digits", config=Config()))
-        command = {"demo": demo, "evaluate": evaluate, "train": train, "export": export}.get(words[0])
+        command = {"bound": bound, "demo": demo, "evaluate": evaluate, "train": train, "export": export}.get(words[0])
         command = command or {"data": data_command, "recipes": recipes_command}[words[0]]
         with pytest.raises(Parsed) as caught:
             command.run(words[1:])
@@ -182,6 +182,7 @@ def shortened(words: list[str]) -> list[str]:
         # A document may train the same run in two of its sections.
         return [*words, *QUICK[1:], "--validation", "30", *([] if "--resume" in words else ["--overwrite"])]
     more = {"demo": ["--epochs", "1"], "evaluate": ["--limit", "8", "--no-doubts"]}
+    more["bound"] = ["--limit", "8", "--strongest", "pgd"]
     return [*words, *more.get(words[0], [])]
 
 
@@ -190,7 +191,7 @@ def prepare(words: list[str], spare: Path) -> None:
     for path in re.findall(r"folder:([^?\s]+)", " ".join(words)):
         if not Path(path).exists():
             write_images(Path(path))
-    if words[0] in ("evaluate", "export") and not Path(words[1]).exists():
+    if words[0] in ("bound", "evaluate", "export") and not Path(words[1]).exists():
         lend(words[1], spare)
     if words[0] == "train" and "--resume" in words and words[1].startswith("-"):
         folder = words[words.index("--out") + 1]

@@ -22,6 +22,7 @@ COMMANDS = {
     "demo": ("sparring.cli.demo", "train three models on digits in two minutes and read why friendly training wins"),
     "train": ("sparring.cli.train", "train a model by a recipe, on a built-in data set or your own images"),
     "evaluate": ("sparring.cli.evaluate", "measure how robust a model is"),
+    "bound": ("sparring.cli.bound", "check the paper's theorem on a model: risk, friendly bound, conventional bound"),
     "export": ("sparring.cli.export", "write a trained model as plain weights"),
     "recipes": ("sparring.cli.recipes", "list the recipes, or show one"),
     "data": ("sparring.cli.data", "list the data sets, or fetch one"),

@@ -70,7 +70,7 @@ CAT = replace(MADRY, objective="cat", attack=replace(MADRY.attack, step_size=2 /
 ATES = replace(MADRY, objective="ates", attack=replace(MADRY.attack, margin=parse("ramp:0..1@100%")))
 # Ours: friendly data by the definition of Section 3.1 and Appendix A, and tau by rule instead of by epoch.
 FAT_BY_LOSS = replace(MADRY, objective="fat-by-loss", attack=replace(MADRY.attack, rho=constant(0.5)))
-FAT_BY_PROBABILITY = replace(MADRY, objective="fat-by-probability", attack=replace(MADRY.attack, rho=constant(0.1)))
+FAT_BY_PROBABILITY = replace(MADRY, objective="fat-by-probability", attack=replace(MADRY.attack, rho=constant(0.2)))
 FAT_PACED = replace(FAT, objective="fat-paced", attack=replace(FAT.attack, tau=constant(0), share=0.25))
 FAT_PATIENT = replace(FAT, objective="fat-patient", attack=replace(FAT.attack, tau=constant(0), patience=10))
 
@@ -100,7 +100,7 @@ CIFAR10 = (
     Recipe(
         "fat-by-probability-cifar10-resnet18",
         FAT_BY_PROBABILITY,
-        "friendly by definition, rho 0.1",
+        "friendly by definition, rho 0.2",
         "not measured yet",
         _FULL,
     ),
