@@ -134,7 +134,7 @@ def parse(words: list[str], monkeypatch: pytest.MonkeyPatch) -> Any:
         assert options.data is None or options.data.partition(":")[0] in SOURCES, options.data
         assert options.model is None or models.describe(options.model)
     elif words[0] == "recipes" and options.name is not None:
-        recipes.find(options.name)
+        assert options.name in recipes.groups() or recipes.find(options.name)
     elif words[0] == "data" and options.action == "fetch":
         assert options.name in data.FETCHABLE
     return options

@@ -241,6 +241,18 @@ def test_an_own_attack_does_not_walk(batch, name):
     assert still.x_adv is x
 
 
+@pytest.mark.parametrize("name", ["fat", "madry", "fat-trades", "mart", "fat-paced"])
+def test_without_projection_the_steps_are_the_bound(batch, name):
+    """Appendix B: from the image, K steps of alpha, held to [0, 1] only; with projection the same steps stay inside."""
+    model, x, y = batch
+    attack = replace(ATTACK, eps=constant(0.02), project=False, start=None)
+    free, held = (one_update(name, model, x, y, replace(attack, project=project))[0] for project in (False, True))
+    reach = (free.x_adv - x).abs().flatten(1).amax(dim=1)
+    assert (reach > 0.02).any() and (reach <= 0.03 * free.backprops.double() + 1e-12).all()
+    assert free.x_adv.min() >= 0 and free.x_adv.max() <= 1
+    assert (held.x_adv - x).abs().max() <= 0.02 + 1e-12
+
+
 def test_standard_training_searches_nothing(batch):
     model, x, y = batch
     found = one_update("standard", model, x, y, ATTACK)[0]
