@@ -44,6 +44,11 @@ def by(case: str, rho: float, **more: Any) -> dict[str, Any]:
     return {"objective": f"fat-by-{case}", "rho": constant(rho), **more}
 
 
+def unhalved(rho: float) -> dict[str, Any]:
+    """By probability without the bisection, which is the search of ATES: what the halving alone does."""
+    return {"objective": "ates", "margin": constant(rho)}
+
+
 def free(tau: int, step_size: float) -> dict[str, Any]:
     return {"objective": "fat", "tau": constant(tau), "step_size": step_size, "project": False, "start": None}
 
@@ -67,7 +72,8 @@ BASES = {
             "search": TAUS
             | {f"by loss, rho {rho:g}": by("loss", rho) for rho in (0.1, 0.5, 1.0, 2.0)}
             | {f"by probability, rho {rho:g}": by("probability", rho) for rho in (0.1, 0.3, 0.6)}
-            | {"by loss, rho 0.5, downhill": by("loss", 0.5, downhill=True)},
+            | {"by loss, rho 0.5, downhill": by("loss", 0.5, downhill=True)}
+            | {f"stop at {rho:g}, not halved": unhalved(rho) for rho in (0.1, 0.3)},
             "tau": SCHEDULE
             | {f"paced, share {share:g}": {"objective": "fat-paced", "share": share} for share in (0.25, 0.34)}
             | {f"patient, {patience}": {"objective": "fat-patient", "patience": patience} for patience in (1, 2)},

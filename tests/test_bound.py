@@ -164,6 +164,19 @@ def test_neither_batches_nor_the_model_nor_the_random_state_matter():
     assert estimate(model, x, y, limit=3, **NUMBERS).n == 3
 
 
+def test_a_stochastic_model_is_repeatable_and_the_random_state_is_the_callers():
+    x, y = images()
+
+    class Noisy(nn.Module):
+        def forward(self, x):
+            return linear()(x) + 0.3 * torch.randn(len(x), 2, dtype=x.dtype)
+
+    state = torch.get_rng_state()
+    one, same, other = (estimate(Noisy(), x, y, **(NUMBERS | {"seed": seed})) for seed in (1, 1, 2))
+    assert one == same and one.natural != other.natural
+    assert torch.equal(torch.get_rng_state(), state)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

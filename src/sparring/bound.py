@@ -155,7 +155,9 @@ def estimate(
     x, y = x[:limit], y[:limit]
     with quiet(model), frozen(model):
         subject = prepare(model, x, y, precision="fp32", batch_size=batch_size)
-        found = extremes(subject, eps=eps, strongest=strongest, seed=seed, watch=watch)
+        with torch.random.fork_rng(devices=[subject.device] if subject.device.type == "cuda" else []):
+            torch.manual_seed(seed)  # a stochastic model draws from torch's global state
+            found = extremes(subject, eps=eps, strongest=strongest, seed=seed, watch=watch)
     return conclude(found, eps=eps, rho=rho, strongest=strongest, seed=seed, resamples=resamples)
 
 
@@ -221,10 +223,10 @@ def extremes(
 
 def _friendliest(model: Model, x: Tensor, y: Tensor, eps: float) -> Tensor:
     """From the image itself: up to the first wrong point, or, where the image is wrong, down to the last."""
-    found = friendliest_pgd(
-        model, x, y, eps=eps, step_size=eps / 10, steps=20, rho=_WRONG, halvings=_HALVINGS, start=None
-    )
-    return found.x_adv
+    with exact(x.device):  # TF32 is coarser than the margin
+        return friendliest_pgd(
+            model, x, y, eps=eps, step_size=eps / 10, steps=20, rho=_WRONG, halvings=_HALVINGS, start=None
+        ).x_adv
 
 
 def _autoattack(subject: Subject, seen: _Seen, x: Tensor, y: Tensor, *, eps: float, seed: int) -> None:
@@ -269,5 +271,6 @@ class _Seen:
         """Wrong points towards their right images, as far as they stay wrong."""
         rows = torch.nonzero(self.wrong & self.right & self.least.isfinite())[:, 0]
         ends = self.point[rows], self.x[rows]
-        for middle, _, _ in bisect(self.model, *ends, self.y[rows], rho=_WRONG, by="loss", halvings=_HALVINGS):
-            self.look(middle, rows)
+        with exact(self.x.device):
+            for middle, _, _ in bisect(self.model, *ends, self.y[rows], rho=_WRONG, by="loss", halvings=_HALVINGS):
+                self.look(middle, rows)
