@@ -109,7 +109,7 @@ def friendliest_pgd(
                 break
             gradient = input_gradient(loss[going], point)[going]
             rows, here, natural = rows[going], here[going], natural[going]
-            uphill = torch.where(climbs[rows], 1.0, -1.0).to(x.dtype).view(-1, *[1] * (x.ndim - 1))
+            uphill = _wide(torch.where(climbs[rows], 1.0, -1.0).to(x.dtype), x)
             before[rows] = here
             x_adv[rows] = threat.project(here + step_size * uphill * gradient.sign(), natural, eps)
             backprops[rows] += 1
@@ -162,6 +162,6 @@ def bisect(
         meets, violates = torch.where(chosen, middle, meets), torch.where(chosen, violates, middle)
 
 
-def _wide(flags: Tensor, like: Tensor) -> Tensor:
-    """One flag per example, shaped to choose between whole images."""
-    return flags.view(-1, *[1] * (like.ndim - 1))
+def _wide(values: Tensor, like: Tensor) -> Tensor:
+    """One value per example, shaped to meet whole images."""
+    return values.view(-1, *[1] * (like.ndim - 1))

@@ -50,7 +50,8 @@ class Attack:
     steps: int = 10
     """The most steps an example takes (K)."""
     tau: Schedule = constant(0)  # noqa: RUF009
-    """Steps still taken once the model is fooled, e.g. 1, or 0,1@51,2@91. Only the friendly objectives use it."""
+    """Steps still taken once the model is fooled, e.g. 1, or 0,1@51,2@91. For the friendly objectives; fat-paced and
+    fat-patient find their own."""
     start: Start = "uniform"
     """Where the attack begins: at the image (None), uniform in the ball, or normal (0.001 sigma)."""
     noise: float = 0.0
