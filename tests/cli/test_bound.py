@@ -19,7 +19,14 @@ def run(finished, tmp_path) -> Path:
 def test_a_run(sparring, run):
     said = sparring("bound", "run", *FAST, "--json", "deep/mine.json")
     assert said.code == 0 and said.err == ""
-    for words in ("natural term", "friendly bound", "conventional bound", "adversarial risk (PGD)", "95 % interval"):
+    for words in (
+        "natural term",
+        "friendly bound",
+        "conventional bound",
+        "adversarial risk (PGD)",
+        "95 % interval",
+        "-log2 p_y",
+    ):
         assert words in said.out
     told = json.loads(Path("deep/mine.json").read_text())
     assert told == json.loads((run / "evaluation" / "bound-limit20-pgd.json").read_text())

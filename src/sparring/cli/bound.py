@@ -100,6 +100,7 @@ def run(argv: list[str]) -> int:
         )
     screen = Screen()
     screen.print(_table(found))
+    screen.print(f"Loss: {SURROGATE}.", highlight=False)
     for inequality, verdict in found.verdicts().items():
         screen.print(f"{inequality}: {verdict}", highlight=False)
     if found.largest_rho is not None:
