@@ -153,11 +153,10 @@ def estimate(
     if resamples < 100:
         raise UserError(f"resamples must be at least 100 for a 95 % interval, got {resamples}.")
     x, y = x[:limit], y[:limit]
-    with quiet(model), frozen(model):
+    with quiet(model), frozen(model), torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        torch.manual_seed(seed)  # a stochastic model draws from torch's global state
         subject = prepare(model, x, y, precision="fp32", batch_size=batch_size)
-        with torch.random.fork_rng(devices=[subject.device] if subject.device.type == "cuda" else []):
-            torch.manual_seed(seed)  # a stochastic model draws from torch's global state
-            found = extremes(subject, eps=eps, strongest=strongest, seed=seed, watch=watch)
+        found = extremes(subject, eps=eps, strongest=strongest, seed=seed, watch=watch)
     return conclude(found, eps=eps, rho=rho, strongest=strongest, seed=seed, resamples=resamples)
 
 
