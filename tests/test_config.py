@@ -66,11 +66,18 @@ def test_impossible_values_are_refused(changes):
         replace(SOME, **changes)
 
 
-@pytest.mark.parametrize("objective", ["cat", "dat", "ates"])
+@pytest.mark.parametrize("objective", ["cat", "dat", "ates", "fat-by-loss", "fat-by-probability"])
 def test_what_an_objective_cannot_do_is_refused(objective):
     for changes in ({"noise": 0.001}, {"project": False}):
         with pytest.raises(UserError, match=f"{objective} searches inside the ball and without noise"):
             replace(SOME, objective=objective, attack=replace(SOME.attack, **changes))
+
+
+def test_a_margin_of_probability_stays_below_one():
+    attack = replace(SOME.attack, rho=parse("ramp:0.1..1"))
+    assert replace(SOME, objective="fat-by-loss", attack=attack).attack.rho == attack.rho
+    with pytest.raises(UserError, match=r"attack\.rho must stay below 1 for fat-by-probability"):
+        replace(SOME, objective="fat-by-probability", attack=attack)
 
 
 def test_normalisation_is_of_the_training_data():

@@ -29,6 +29,7 @@ HOUSE = [
     "train",
     "together",
     "evaluation",
+    "bound",
     "recipes",
     "bench",
     "report",

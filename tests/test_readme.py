@@ -135,7 +135,7 @@ def parse(words: list[str], monkeypatch: pytest.MonkeyPatch) -> Any:
         assert options.data is None or options.data.partition(":")[0] in SOURCES, options.data
         assert options.model is None or models.describe(options.model)
     elif words[0] == "recipes" and options.name is not None:
-        recipes.find(options.name)
+        assert options.name in recipes.groups() or recipes.find(options.name)
     elif words[0] == "reproduce" and options.item is not None:
         assert chosen(paper.find(options.item), options.scale, options.rows)
     elif words[0] == "data" and options.action == "fetch":
@@ -185,6 +185,7 @@ def shortened(words: list[str]) -> list[str]:
         # A document may train the same run in two of its sections.
         return [*words, *QUICK[1:], "--validation", "30", *([] if "--resume" in words else ["--overwrite"])]
     more = {"demo": ["--epochs", "1"], "evaluate": ["--limit", "8", "--no-doubts"]}
+    more["bound"] = ["--limit", "8", "--strongest", "pgd"]
     return [*words, *more.get(words[0], [])]
 
 
@@ -193,7 +194,7 @@ def prepare(words: list[str], spare: Path) -> None:
     for path in re.findall(r"folder:([^?\s]+)", " ".join(words)):
         if not Path(path).exists():
             write_images(Path(path))
-    if words[0] in ("evaluate", "export") and not Path(words[1]).exists():
+    if words[0] in ("bound", "evaluate", "export") and not Path(words[1]).exists():
         lend(words[1], spare)
     if words[0] == "train" and "--resume" in words and words[1].startswith("-"):
         folder = words[words.index("--out") + 1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import random
 import signal
@@ -62,7 +63,7 @@ def test_every_objective_learns(tmp_path, small, objective):
     assert records[0]["backprops"] == backprops if backprops is not None else 0 < records[0]["backprops"] < 3
 
 
-@pytest.mark.parametrize("objective", ["cat", "dat", "ates"])
+@pytest.mark.parametrize("objective", ["cat", "dat", "ates", "fat-by-loss", "fat-by-probability"])
 def test_an_attack_of_its_own_runs_beside_the_fast_engine(tmp_path, small, objective):
     """The search takes the model itself, the update stays the engine's: the weights agree but for rounding."""
     config = replace(small, objective=objective, epochs=1)
@@ -153,6 +154,56 @@ def test_cat_resumes_exactly_with_its_step_count(tmp_path, lessons, moment):
         train.train(config, tmp_path / "parts", tensorboard=False, stop=lambda: next(steps) == moment - 1)
     train.train(config, tmp_path / "parts", resume=True, tensorboard=False)
     same_run(whole, tmp_path / "parts")
+
+
+@pytest.fixture(scope="module")
+def paces(tmp_path_factory, small):
+    """FAT whose tau follows the steps of the epoch before, left alone."""
+    attack = replace(small.attack, eps=constant(0.1), step_size=0.03, steps=4, tau=constant(3), share=0.75)
+    config = replace(small, objective="fat-paced", epochs=4, attack=attack, batch_size=64, augment="none")
+    config = replace(config, lr=constant(0.05))
+    folder = tmp_path_factory.mktemp("paces") / "run"
+    train.train(config, folder, tensorboard=False)
+    return config, folder
+
+
+def test_the_record_holds_the_tau_that_was_used(tmp_path, paces):
+    """The schedule says 3 throughout. An epoch run with the recorded tau as its schedule is the same epoch."""
+    config, folder = paces
+    records = runs.read_metrics(folder)
+    used = [record["tau"] for record in records]
+    before = [0.0, *(record["backprops"] for record in records[:-1])]
+    assert used == [math.floor(0.75 * backprops) for backprops in before]
+    assert len(set(used)) > 1 and used[0] == 0
+    written = ",".join([str(used[0]), *(f"{tau}@{epoch}" for epoch, tau in enumerate(used[1:], 2))])
+    told = replace(config, objective="fat", attack=replace(config.attack, tau=parse(written)))
+    train.train(told, tmp_path / "told", tensorboard=False)
+    same_run(folder, tmp_path / "told")
+
+
+@pytest.mark.parametrize("moment", [19, 30, 60])
+def test_a_tau_by_rule_resumes_exactly(tmp_path, paces, moment):
+    config, whole = paces
+    steps = iter(range(1000))
+    with pytest.raises(Interrupted):
+        train.train(config, tmp_path / "parts", tensorboard=False, stop=lambda: next(steps) == moment - 1)
+    train.train(config, tmp_path / "parts", resume=True, tensorboard=False)
+    same_run(whole, tmp_path / "parts")
+
+
+@pytest.mark.parametrize("engine", ["plain", "fast"])
+def test_a_search_without_projection_trains(tmp_path, small, engine):
+    """Four steps of 0.1 leave a ball of 0.05: the data are others, and so are the weights."""
+    attack = replace(small.attack, eps=constant(0.05), step_size=0.1, start=None, tau=constant(3))
+    both = [replace(small, epochs=1, attack=replace(attack, project=project)) for project in (True, False)]
+    held, free = (
+        train.train(config, tmp_path / str(i), tensorboard=False, engine=engine).state_dict()
+        for i, config in enumerate(both)
+    )
+    assert any(not torch.equal(held[name], free[name]) for name in held)
+    one, other = (runs.read_metrics(tmp_path / name)[0] for name in "01")
+    assert one["loss"] < other["loss"]  # what is further away is harder
+    assert runs.open_run(tmp_path / "1").config == both[1]
 
 
 def test_resuming_what_was_never_begun_begins_it(tmp_path, small, whole):

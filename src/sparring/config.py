@@ -17,7 +17,22 @@ from sparring.errors import UserError, unknown
 from sparring.objectives import OBJECTIVES, Attack
 from sparring.schedules import Schedule, constant
 
-ObjectiveName = Literal["standard", "madry", "fat", "trades", "fat-trades", "mart", "fat-mart", "cat", "dat", "ates"]
+ObjectiveName = Literal[
+    "standard",
+    "madry",
+    "fat",
+    "trades",
+    "fat-trades",
+    "mart",
+    "fat-mart",
+    "cat",
+    "dat",
+    "ates",
+    "fat-by-loss",
+    "fat-by-probability",
+    "fat-paced",
+    "fat-patient",
+]
 
 
 @dataclass(frozen=True)
@@ -73,7 +88,12 @@ class Config:
         check_radius("validation_eps", self.validation_eps)
         if self.objective not in OBJECTIVES:
             raise unknown("objective", self.objective, OBJECTIVES)
-        if not OBJECTIVES[self.objective].walks and (self.attack.noise or not self.attack.project):
+        objective = OBJECTIVES[self.objective]
+        if max(self.attack.rho.values()) >= objective.rho_below:
+            raise UserError(
+                f"attack.rho must stay below {objective.rho_below:g} for {self.objective}, got {self.attack.rho}."
+            )
+        if not objective.walks and (self.attack.noise or not self.attack.project):
             raise UserError(
                 f"{self.objective} searches inside the ball and without noise. Leave out noise and project."
             )
@@ -95,7 +115,7 @@ def _plain(declared: Config | Attack) -> dict[str, Any]:
 def from_json(given: dict[str, Any]) -> Config:
     """The configuration that `to_json` wrote."""
     attack = dict(given.get("attack", {}))
-    for name in {"eps", "tau", "fosc", "margin"} & attack.keys():
+    for name in {"eps", "tau", "fosc", "margin", "rho"} & attack.keys():
         attack[name] = schedules.parse(str(attack[name]))
     try:
         whole = {**given, "attack": Attack(**attack)}

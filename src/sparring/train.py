@@ -140,7 +140,7 @@ def train(
             with engines.tuned(parts) if OBJECTIVES[config.objective].walks else nullcontext():
                 one_epoch(state, config, parts, training, steps, history, keeper.save, watch, stop)
             judged, network = _judged(state, config, parts)
-            record = _record(state, config, held, judged, network)
+            record = _record(state, config, held, judged, network, history)
             run.record(record)
             is_best = state.best is None or _score(record) > _score(state.best)
             if is_best:
@@ -226,16 +226,19 @@ def _judged(state: State, config: Config, engine: Engine) -> tuple[nn.Module, Ne
     return averaged, engines.gradient_network(averaged, half=config.precision == "bf16", like=engine)
 
 
-def _record(state: State, config: Config, held: Split, model: nn.Module, network: Network) -> dict[str, Any]:
+def _record(
+    state: State, config: Config, held: Split, model: nn.Module, network: Network, history: list[dict[str, Any]]
+) -> dict[str, Any]:
     """One epoch in numbers. Accuracies are fractions, on the held-out validation data."""
     tally = state.tally
-    setting = config.attack.at(state.epoch, config.epochs)
+    objective = OBJECTIVES[config.objective]
+    setting = objective.adapt(config.attack.at(state.epoch, config.epochs), history)
     natural, robust = validate(model, held, eps=config.validation_eps, seed=config.seed, network=network)
     return {
         "epoch": state.epoch,
         "lr": config.lr.at(state.epoch, config.epochs),
         "eps": setting.eps,
-        "tau": setting.tau if OBJECTIVES[config.objective].friendly else None,
+        "tau": setting.tau if objective.friendly else None,
         "loss": tally.loss.item() / tally.images,
         "natural": natural,
         "pgd10": robust,

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from sparring.attacks import fosc_pgd, friendly_pgd, margin_pgd, pgd, pgd_until
+from sparring.attacks import fosc_pgd, friendliest_pgd, friendly_pgd, margin_pgd, pgd, pgd_until
 from sparring.attacks.fosc import fosc
 from sparring.attacks.margin import probability_margin
 from sparring.errors import UserError
@@ -18,6 +18,7 @@ COMMON = {"eps": 0.12, "step_size": 0.03, "steps": 5}
 ATTACKS = {
     "fosc": lambda *batch, **changes: fosc_pgd(*batch, **(COMMON | {"criterion": 0.02} | changes)),
     "margin": lambda *batch, **changes: margin_pgd(*batch, **(COMMON | {"margin": 0.0} | changes)),
+    "friendliest": lambda *batch, **changes: friendliest_pgd(*batch, **(COMMON | {"rho": 0.01} | changes)),
     "mixed": lambda model, x, y, **changes: pgd_until(
         model, x, y, **(COMMON | {"steps": torch.arange(len(x)) % 5} | changes)
     ),

@@ -46,7 +46,7 @@ def test_every_command_explains_itself_with_an_example(sparring, name):
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_refuses_a_flag_it_does_not_know(sparring, name, finished):
-    needed = {"train": ["fat-digits"], "evaluate": [finished], "export": [finished]}.get(name, [])
+    needed = {"train": ["fat-digits"], "evaluate": [finished], "bound": [finished], "export": [finished]}.get(name, [])
     sparring(name, *needed, "--no-such-flag", "3").mends("--no-such-flag", f"See `sparring {name}")
 
 

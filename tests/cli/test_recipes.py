@@ -5,15 +5,26 @@ import json
 import pytest
 
 from sparring import config
-from sparring.recipes import RECIPES
+from sparring.recipes import RECIPES, groups
 
 
 def test_the_list_names_every_recipe(sparring, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     said = sparring("recipes")
     assert said.code == 0
-    assert {line.split()[0] for line in said.out.splitlines() if line} >= set(RECIPES)
+    named = {line.split()[0] for line in said.out.splitlines() if line}
+    assert named >= {name for name, recipe in RECIPES.items() if not recipe.group} | set(groups())
+    assert not named & {name for name, recipe in RECIPES.items() if recipe.group}  # forty lines, in one
     assert "sparring train NAME" in said.out
+
+
+@pytest.mark.parametrize("group", groups())
+def test_a_group_names_its_recipes(sparring, group, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    said = sparring("recipes", group)
+    assert said.code == 0
+    assert {line.split()[0] for line in said.out.splitlines() if line} >= {recipe.name for recipe in groups()[group]}
+    assert "fat-digits" not in said.out
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -44,12 +44,27 @@ def test_a_recipe_with_overrides(sparring, tmp_path):
     assert f"last: epoch 2, validation natural {last['natural']:.1%}, PGD-10 {last['pgd10']:.1%}" in said.out
 
 
+@pytest.mark.parametrize("recipe", ["no-projection-digits", "fat-by-loss-digits", "fat-paced-digits"])
+def test_what_is_found_another_way_trains_by_the_same_command(sparring, recipe):
+    said = sparring("train", recipe, *QUICK[1:])
+    assert said.code == 0 and said.err == ""
+    run = runs.open_run(Path("runs") / f"{recipe}-seed0")
+    assert run.config.attack.project != (recipe == "no-projection-digits")
+    tau = runs.read_metrics(run.folder)[-1]["tau"]
+    assert (tau is None) == (recipe == "fat-by-loss-digits")
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
         ([], ["which recipe?", "sparring train fat-digits", "sparring recipes"]),
         (["--epochs", "3", "fat-digits"], ["the recipe goes first", "sparring train fat-digits ..."]),
         (["fat-digit"], ["unknown recipe 'fat-digit'", "Did you mean 'fat-digits'?"]),
+        (["no-projection"], ["a group of 40 recipes", "sparring recipes no-projection"]),
+        (["fat-by-loss-digits", "--attack.rho", "0"], ["attack.rho must be finite and above 0"]),
+        (["fat-by-probability-digits", "--attack.rho", "1"], ["attack.rho must stay below 1"]),
+        (["fat-by-loss-digits", "--attack.no-project"], ["fat-by-loss searches inside the ball"]),
+        (["fat-paced-digits", "--attack.share", "2"], ["attack.share must lie in [0, 1], got 2"]),
         (["fat-digits", "--epoch", "3"], ["--epoch, 3", "Did you mean --epochs?"]),
         (["fat-digits", "--epochs", "0"], ["epochs must be at least 1, got 0"]),
         (["fat-digits", "--epochs", "many"], ["--epochs: 'many' is not a whole number"]),

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from sparring.attacks import fosc_pgd, friendly_pgd, pgd
+from sparring.attacks import fosc_pgd, friendliest_pgd, friendly_pgd, pgd
 from sparring.objectives import OBJECTIVES, Attack
 from sparring.schedules import constant, parse
 from tests.attacks.conftest import images, network
@@ -74,7 +74,7 @@ def test_the_inner_losses(batch):
 def longhand(name, model, x, x_adv, y):
     """The equations of the paper with torch's plainest operations, summed example by example."""
     total, n = 0.0, len(x)
-    if name in ("madry", "fat", "cat", "dat", "ates"):
+    if name in ("madry", "fat", "cat", "dat", "ates") or name.startswith(("fat-by", "fat-pa")):
         z = torch.softmax(model(x_adv), dim=1)
         return sum(-torch.log(z[i, y[i]]) for i in range(n)) / n
     if name == "standard":
@@ -171,7 +171,64 @@ def test_cat_mixes_the_step_counts_up_to_k():
     assert torch.equal(found.x_adv[found.backprops == 0], x[found.backprops == 0])
 
 
-@pytest.mark.parametrize("name", ["cat", "dat", "ates"])
+@pytest.mark.parametrize(("name", "by"), [("fat-by-loss", "loss"), ("fat-by-probability", "probability")])
+@pytest.mark.parametrize("downhill", [True, False])
+def test_friendly_by_definition_is_its_search_at_the_rho_of_the_epoch(name, by, downhill):
+    model = network()
+    with torch.no_grad():
+        model[-1].weight.mul_(8)
+    x, y = images(model, 32)
+    y[:8] = (y[:8] + 1) % 4
+    attack = replace(ATTACK, eps=constant(0.3), step_size=0.06, rho=parse("0.05,0.3@6"), downhill=downhill)
+    counts = []
+    for epoch, rho in ((1, 0.05), (6, 0.3)):
+        found = OBJECTIVES[name].find(model, x, y, attack.at(epoch, 10), seeded())
+        numbers = {"eps": 0.3, "step_size": 0.06, "steps": 5, "downhill": downhill}
+        expected = friendliest_pgd(model, x, y, rho=rho, by=by, generator=seeded(), **numbers)
+        assert torch.equal(found.x_adv, expected.x_adv) and torch.equal(found.backprops, expected.backprops)
+        counts.append(found.x_adv)
+    assert not torch.equal(*counts)
+    assert not OBJECTIVES[name].friendly  # tau means nothing to it
+
+
+def taus(name, attack, records):
+    """The tau of every epoch that follows these records, and of the first."""
+    setting = attack.at(1, 10)
+    return [OBJECTIVES[name].adapt(setting, records[:n]).tau for n in range(len(records) + 1)]
+
+
+@pytest.mark.parametrize(
+    ("share", "backprops", "expected"),
+    [
+        (0.25, [0.9, 2.5, 3.99, 4.0, 7.9, 8.0, 10.0, 5.0], [0, 0, 0, 0, 1, 1, 2, 2, 1]),
+        (0.5, [1.9, 2.0, 10.0], [0, 0, 1, 5]),
+        (0.0, [10.0], [0, 0]),  # tau 0 throughout
+        (1.0, [10.0], [0, 10]),  # Madry once every attack takes all its steps
+    ],
+)
+def test_the_paced_tau_is_a_share_of_the_last_epochs_steps(share, backprops, expected):
+    records = [{"epoch": i, "backprops": b, "pgd10": 0.0} for i, b in enumerate(backprops, 1)]
+    assert taus("fat-paced", replace(ATTACK, steps=10, share=share, tau=constant(7)), records) == expected
+
+
+def test_the_patient_tau_grows_when_robustness_stalls():
+    records = [{"epoch": i, "backprops": 9.0, "pgd10": a} for i, a in enumerate([0.3, 0.4, 0.4, 0.4, 0.5, 0.4, 0.4], 1)]
+    attack = replace(ATTACK, steps=10, patience=2)
+    assert taus("fat-patient", attack, records) == [0, 0, 0, 0, 1, 1, 1, 2]
+    stalled = [{"epoch": i, "backprops": 9.0, "pgd10": 0.3} for i in range(40)]
+    assert taus("fat-patient", replace(attack, steps=4), stalled)[-1] == 4  # K: PGD-K-K is PGD-K
+
+
+@pytest.mark.parametrize("name", ["fat-paced", "fat-patient"])
+def test_a_tau_by_rule_is_fat_with_that_tau(batch, name):
+    """Same search, same loss: only the number is another's."""
+    model, x, y = batch
+    found = OBJECTIVES[name].find(model, x, y, replace(ATTACK, tau=constant(1)).at(1, 10), seeded())
+    expected = OBJECTIVES["fat"].find(model, x, y, replace(ATTACK, tau=constant(1)).at(1, 10), seeded())
+    assert torch.equal(found.x_adv, expected.x_adv) and OBJECTIVES[name].friendly and OBJECTIVES[name].walks
+
+
+@pytest.mark.parametrize("name", ["cat", "dat", "ates", "fat-by-loss", "fat-by-probability"])
 def test_an_own_attack_does_not_walk(batch, name):
     def walk(*args, **kwargs):
         raise AssertionError
@@ -182,6 +239,18 @@ def test_an_own_attack_does_not_walk(batch, name):
     objective.find(model, x, y, ATTACK.at(1, 10), seeded(), walk)
     still = objective.find(model, x, y, replace(ATTACK.at(1, 10), eps=0.0), seeded(), walk)
     assert still.x_adv is x
+
+
+@pytest.mark.parametrize("name", ["fat", "madry", "fat-trades", "mart", "fat-paced"])
+def test_without_projection_the_steps_are_the_bound(batch, name):
+    """Appendix B: from the image, K steps of alpha, held to [0, 1] only; with projection the same steps stay inside."""
+    model, x, y = batch
+    attack = replace(ATTACK, eps=constant(0.02), project=False, start=None)
+    free, held = (one_update(name, model, x, y, replace(attack, project=project))[0] for project in (False, True))
+    reach = (free.x_adv - x).abs().flatten(1).amax(dim=1)
+    assert (reach > 0.02).any() and (reach <= 0.03 * free.backprops.double() + 1e-12).all()
+    assert free.x_adv.min() >= 0 and free.x_adv.max() <= 1
+    assert (held.x_adv - x).abs().max() <= 0.02 + 1e-12
 
 
 def test_standard_training_searches_nothing(batch):
@@ -219,6 +288,10 @@ def test_the_search_leaves_train_mode_on(batch):
         ({"noise": -1}, "noise must be"),
         ({"fosc": parse("ramp:0.5..-0.1@50%")}, "attack.fosc must be finite and at least 0"),
         ({"margin": constant(2)}, r"attack.margin must lie in \[-1, 1\]"),
+        ({"rho": constant(0)}, "attack.rho must be finite and above 0"),
+        ({"rho": parse("ramp:0.5..-1")}, "attack.rho must be finite and above 0"),
+        ({"share": -0.1}, r"attack.share must lie in \[0, 1\]"),
+        ({"share": 4}, "Write for example 1/4"),
         ({"patience": 0}, "attack.patience must be at least 1"),
     ],
 )

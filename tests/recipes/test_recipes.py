@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -57,6 +58,28 @@ def test_the_schedules_change_where_the_authors_do(name, changes):
         return [places[i] for i in range(1, len(places)) if values[i] != values[i - 1]]
 
     assert (starts(found.lr), starts(found.attack.tau)) == changes
+
+
+def test_appendix_b_is_the_grid_of_the_paper():
+    """FAT at tau 0, 1, 3 and Madry, alpha 0.003 to 0.015, both networks; nothing else differs between two points."""
+    found = [recipe.config for recipe in recipes.groups()["no-projection"]]
+    assert len(found) == 2 * 4 * 5
+    points = {(c.model, c.objective, c.attack.tau.first, c.attack.step_size) for c in found}
+    assert len(points) == len(found)
+    assert {model for model, *_ in points} == {"small_cnn", "resnet18"}
+    assert {(objective, tau) for _, objective, tau, _ in points} == {("fat", 0), ("fat", 1), ("fat", 3), ("madry", 0)}
+    assert min(alpha for *_, alpha in points) == 0.003 and max(alpha for *_, alpha in points) == 0.015
+    for c in found:
+        assert not c.attack.project and c.attack.start is None and c.attack.steps == 10 and c.epochs == 80
+        assert (c.lr.at(59.9, 80), c.lr.at(60, 80)) == (0.01, 0.001)
+        one = found[0]
+        attack = replace(c.attack, step_size=one.attack.step_size, tau=one.attack.tau)
+        assert replace(c, model=one.model, objective=one.objective, attack=attack) == one
+
+
+def test_a_group_is_no_recipe():
+    with pytest.raises(UserError, match=r"a group of 40 recipes. Choose one: sparring recipes no-projection"):
+        recipes.find("no-projection")
 
 
 def test_unknown():

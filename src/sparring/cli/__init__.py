@@ -27,6 +27,7 @@ COMMANDS = {
         "regenerate a table or figure of the paper, beside the paper's own numbers",
     ),
     "report": ("sparring.cli.report", "make one page to read of runs and reproduced results"),
+    "bound": ("sparring.cli.bound", "check the paper's theorem on a model: risk, friendly bound, conventional bound"),
     "export": ("sparring.cli.export", "write a trained model as plain weights"),
     "recipes": ("sparring.cli.recipes", "list the recipes, or show one"),
     "bench": ("sparring.cli.bench", "measure how fast training is here, against the plain ways"),

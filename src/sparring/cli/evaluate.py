@@ -77,30 +77,20 @@ class Arguments:
 
 def run(argv: list[str]) -> int:
     """The command."""
-    asked = _of_a_run(parse(Arguments, argv, prog="sparring evaluate", description=DESCRIPTION))
+    asked = parse(Arguments, argv, prog="sparring evaluate", description=DESCRIPTION)
+    path, which = of_a_run(asked.path, asked.which)
+    asked = replace(asked, path=path, which=which)
     find(asked.protocol)  # a misspelt name is told before anything is read
-    if bool(asked.mean) != bool(asked.std):
-        raise UserError("--mean and --std go together: one number per channel in each.")
-    loaded = weights.load(
-        asked.path,
+    loaded, spec, images = open_subject(
+        path,
+        which=which,
+        data_name=asked.data,
+        device=asked.device,
         model=asked.model,
-        normalize=(asked.mean, asked.std) if asked.mean else None,
-        which=asked.which,
-        device=pick_device(asked.device),
+        mean=asked.mean,
+        std=asked.std,
     )
-    for note in loaded.notes:
-        print(f"note: {note}")
-    spec = asked.data or loaded.facts.get("data")
-    if not isinstance(spec, str):
-        raise UserError(f"{asked.path} does not say which data it was trained on. Give it: --data cifar10.")
-    images = data.load(spec)
-    _fit(loaded.facts["model"], images, asked.path)
-    folder = asked.out or _folder(asked.path)
-    _make_folder(folder, "--out")
-    if asked.json:
-        _make_folder(asked.json.parent, "--json")
-        if asked.json.is_dir():
-            raise UserError(f"{asked.json} is a folder. Name a file: --json {asked.json / 'result.json'}.")
+    folder = open_results(path, out=asked.out, json=asked.json)
     try:
         result = evaluate(
             loaded.model,
@@ -129,12 +119,53 @@ def run(argv: list[str]) -> int:
     return 0
 
 
-def _of_a_run(asked: Arguments) -> Arguments:
+def of_a_run(path: Path, which: weights.Which) -> tuple[Path, weights.Which]:
     """The checkpoint of a run folder, named as a file, is the run's: other runs have files of the same name."""
-    for which in ("last", "best"):
-        if asked.path.name == f"{which}.safetensors" and (asked.path.parent / runs.CONFIG).is_file():
-            return replace(asked, path=asked.path.parent, which=which)
-    return asked
+    own: dict[str, weights.Which] = {runs.LAST: "last", runs.BEST: "best"}
+    if path.name in own and (path.parent / runs.CONFIG).is_file():
+        return path.parent, own[path.name]
+    return path, which
+
+
+def open_subject(
+    path: Path,
+    *,
+    which: weights.Which,
+    data_name: str | None,
+    device: str,
+    model: str | None,
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+) -> tuple[weights.Loaded, str, Dataset]:
+    """What a command measures: the model, the name of its data set, the data set."""
+    if bool(mean) != bool(std):
+        raise UserError("--mean and --std go together: one number per channel in each.")
+    loaded = weights.load(
+        path,
+        model=model,
+        normalize=(mean, std) if mean else None,
+        which=which,
+        device=pick_device(device),
+    )
+    for note in loaded.notes:
+        print(f"note: {note}")
+    spec = data_name or loaded.facts.get("data")
+    if not isinstance(spec, str):
+        raise UserError(f"{path} does not say which data it was trained on. Give it: --data cifar10.")
+    images = data.load(spec)
+    _fit(loaded.facts["model"], images, path)
+    return loaded, spec, images
+
+
+def open_results(path: Path, *, out: Path | None, json: Path | None) -> Path:
+    """The folder for results, made before the work, so that nothing is measured which cannot be kept."""
+    folder = out or _folder(path)
+    _make_folder(folder, "--out")
+    if json:
+        _make_folder(json.parent, "--json")
+        if json.is_dir():
+            raise UserError(f"{json} is a folder. Name a file: --json {json / 'result.json'}.")
+    return folder
 
 
 def _fit(model: dict[str, object], images: Dataset, path: Path) -> None:
@@ -172,7 +203,6 @@ def _name(asked: Arguments) -> str:
 
 
 def _make_folder(folder: Path, flag: str) -> None:
-    """Before the work, so that nothing is measured which cannot be kept."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""`sparring recipes`: the list, or one recipe in full."""
+"""`sparring recipes`: the list, the points of one figure, or one recipe in full."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ DESCRIPTION = """List the recipes, or show one in full.
 
 Examples:
   sparring recipes
-  sparring recipes fat-cifar10-resnet18"""
+  sparring recipes fat-cifar10-resnet18
+  sparring recipes no-projection"""
 
 
 @dataclass(frozen=True)
@@ -25,19 +26,23 @@ class Options:
     """What to show."""
 
     name: Annotated[str | None, tyro.conf.Positional] = None
-    """A recipe; all of them unless given."""
+    """A recipe, or a group of them; all unless given."""
 
 
 def run(argv: list[str]) -> int:
     """The command."""
     name = parse(Options, argv, prog="sparring recipes", description=DESCRIPTION).name
     console = Screen()
-    if name is None:
+    groups = recipes.groups()
+    if name is None or name in groups:
+        shown = groups[name] if name else [recipe for recipe in recipes.RECIPES.values() if not recipe.group]
         table = Table(box=None, pad_edge=False)
         table.add_column("recipe", no_wrap=True)
         table.add_column("what; cost; natural / PGD-20 accuracy to expect, %")
-        for recipe in recipes.RECIPES.values():
+        for recipe in shown:
             table.add_row(recipe.name, f"{recipe.about}; {recipe.cost}; {recipe.expect}")
+        for group, members in groups.items() if name is None else ():
+            table.add_row(group, f"{len(members)} recipes, from {members[0].name}: sparring recipes {group}")
         console.print(table)
         console.print("\nOne in full: sparring recipes NAME    Run one: sparring train NAME")
         return 0

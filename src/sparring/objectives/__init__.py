@@ -3,9 +3,11 @@
 from sparring.objectives.ates import ATES
 from sparring.objectives.cat import CAT
 from sparring.objectives.dat import DAT
+from sparring.objectives.definition import FAT_BY_LOSS, FAT_BY_PROBABILITY
 from sparring.objectives.fat import FAT, FAT_FOR_MART, FAT_FOR_TRADES
 from sparring.objectives.madry import MADRY
 from sparring.objectives.mart import MART
+from sparring.objectives.pace import FAT_PACED, FAT_PATIENT
 from sparring.objectives.search import Attack, Objective, Setting
 from sparring.objectives.standard import STANDARD
 from sparring.objectives.trades import TRADES
@@ -21,6 +23,10 @@ OBJECTIVES: dict[str, Objective] = {
     "cat": CAT,
     "dat": DAT,
     "ates": ATES,
+    "fat-by-loss": FAT_BY_LOSS,
+    "fat-by-probability": FAT_BY_PROBABILITY,
+    "fat-paced": FAT_PACED,
+    "fat-patient": FAT_PATIENT,
 }
 
 __all__ = ["OBJECTIVES", "Attack", "Objective", "Setting"]

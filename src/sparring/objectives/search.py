@@ -33,7 +33,10 @@ class Setting:
     project: bool
     fosc: float
     margin: float
+    rho: float
+    downhill: bool
     patience: int
+    share: float
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,8 @@ class Attack:
     steps: int = 10
     """The most steps an example takes (K)."""
     tau: Schedule = constant(0)  # noqa: RUF009
-    """Steps still taken once the model is fooled, e.g. 1, or 0,1@51,2@91. Only the friendly objectives use it."""
+    """Steps still taken once the model is fooled, e.g. 1, or 0,1@51,2@91. For the friendly objectives; fat-paced and
+    fat-patient find their own."""
     start: Start = "uniform"
     """Where the attack begins: at the image (None), uniform in the ball, or normal (0.001 sigma)."""
     noise: float = 0.0
@@ -59,7 +63,13 @@ class Attack:
     margin: Schedule = Ramp(0.0, 1.0)  # noqa: RUF009
     """Margin of probability above which an attack stops (lambda_t): 0 at the boundary, 1 never. Only ates uses it."""
     patience: int = 10
-    """Epochs without a better PGD-10 validation accuracy before PGD gets one more step. Only cat uses it."""
+    """Epochs without a better PGD-10 validation accuracy before PGD gets one more step (cat), or tau (fat-patient)."""
+    rho: Schedule = constant(0.1)  # noqa: RUF009
+    """Margin by which friendly data are wrong: in nats for fat-by-loss, in probability for fat-by-probability."""
+    downhill: bool = False
+    """Make data that are wrong by rho from the start friendlier too, at the price of steps. For the same two."""
+    share: float = 0.25
+    """Steps beyond the boundary as a part of the mean steps of the last epoch: tau of fat-paced."""
 
     def __post_init__(self) -> None:
         if max(self.eps.values()) <= 0 or min(self.eps.values()) < 0:
@@ -76,6 +86,11 @@ class Attack:
         for margin in self.margin.values():
             if not -1 <= margin <= 1:
                 raise UserError(f"attack.margin must lie in [-1, 1], got {self.margin}. Write for example ramp:0..1.")
+        for rho in self.rho.values():
+            if not 0 < rho < float("inf"):
+                raise UserError(f"attack.rho must be finite and above 0, got {self.rho}. Write for example 0.1.")
+        if not 0 <= self.share <= 1:
+            raise UserError(f"attack.share must lie in [0, 1], got {self.share}. Write for example 1/4.")
         if self.patience < 1:
             raise UserError(f"attack.patience must be at least 1, got {self.patience}.")
         check_settings(
@@ -99,7 +114,10 @@ class Attack:
             project=self.project,
             fosc=self.fosc.at(place, epochs),
             margin=self.margin.at(place, epochs),
+            rho=self.rho.at(place, epochs),
+            downhill=self.downhill,
             patience=self.patience,
+            share=self.share,
         )
 
 
@@ -147,6 +165,7 @@ class Objective:
     loss: OuterLoss  # what the weights descend, in train mode
     friendly: bool = False  # whether tau means anything
     walks: bool = True  # whether the search uses `walk`, with its noise and its search without projection
+    rho_below: float = float("inf")  # what `attack.rho` must not reach
     # The setting after the epochs recorded so far. A pure function of them: what it knows survives a resume by itself.
     adapt: Callable[[Setting, Sequence[Record]], Setting] = as_scheduled
 

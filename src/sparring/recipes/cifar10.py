@@ -68,6 +68,11 @@ DAT = replace(
 )
 CAT = replace(MADRY, objective="cat", attack=replace(MADRY.attack, step_size=2 / 255, patience=10))
 ATES = replace(MADRY, objective="ates", attack=replace(MADRY.attack, margin=parse("ramp:0..1@100%")))
+# Ours: friendly data by the definition of Section 3.1 and Appendix A, and tau by rule instead of by epoch.
+FAT_BY_LOSS = replace(MADRY, objective="fat-by-loss", attack=replace(MADRY.attack, rho=constant(0.5)))
+FAT_BY_PROBABILITY = replace(MADRY, objective="fat-by-probability", attack=replace(MADRY.attack, rho=constant(0.2)))
+FAT_PACED = replace(FAT, objective="fat-paced", attack=replace(FAT.attack, tau=constant(0), share=0.25))
+FAT_PATIENT = replace(FAT, objective="fat-patient", attack=replace(FAT.attack, tau=constant(0), patience=10))
 
 _FULL = "not measured at full length yet"
 _PLAIN = "about 6 s an epoch on one H200, from the step times"
@@ -89,4 +94,18 @@ CIFAR10 = (
     Recipe("dat-cifar10-resnet18", DAT, "DAT, FOSC from 0.5 to 0", "not measured yet", "not measured yet"),
     Recipe("cat-cifar10-resnet18", CAT, "CAT, PGD-1 to PGD-10", "not measured yet", "not measured yet"),
     Recipe("ates-cifar10-resnet18", ATES, "ATES, margin from 0 to 1", "not measured yet", "not measured yet"),
+    Recipe(
+        "fat-by-loss-cifar10-resnet18", FAT_BY_LOSS, "friendly by definition, rho 0.5 nats", "not measured yet", _FULL
+    ),
+    Recipe(
+        "fat-by-probability-cifar10-resnet18",
+        FAT_BY_PROBABILITY,
+        "friendly by definition, rho 0.2",
+        "not measured yet",
+        _FULL,
+    ),
+    Recipe("fat-paced-cifar10-resnet18", FAT_PACED, "FAT, tau a quarter of the mean BPs", "not measured yet", _FULL),
+    Recipe(
+        "fat-patient-cifar10-resnet18", FAT_PATIENT, "FAT, tau grows as robustness stalls", "not measured yet", _FULL
+    ),
 )

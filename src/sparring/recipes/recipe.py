@@ -16,6 +16,7 @@ class Recipe:
     about: str
     cost: str  # measured, with the hardware
     expect: str  # measured, with n; or "not measured here yet"
+    group: str = ""  # the points of one figure: the list shows them as one line
 
     @property
     def command(self) -> str:

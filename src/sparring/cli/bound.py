@@ -1,0 +1,165 @@
+"""`sparring bound`: Theorem 1 of the paper on a model and its data; a table on the screen, JSON in a folder."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+import torch
+import tyro
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from sparring import config, runs, schedules
+from sparring.bound import SURROGATE, Bound, Estimate, Strongest, estimate
+from sparring.checkpoint import write_text
+from sparring.cli.arguments import parse
+from sparring.cli.evaluate import of_a_run, open_results, open_subject
+from sparring.cli.screen import Screen
+from sparring.errors import UserError
+
+DESCRIPTION = f"""Theorem 1 of the paper, checked: adversarial risk <= friendly bound <= conventional bound?
+
+The friendly bound adds to the natural loss the least loss of a wrong point in the ball (plus rho), or the largest
+loss where no point is wrong; the conventional bound the largest loss always. 95 % bootstrap intervals.
+Surrogate: {SURROGATE}.
+
+Examples:
+  sparring bound runs/fat-digits-seed0
+  sparring bound runs/x --limit 1000 --eps 8/255 --rho 0.5
+  sparring bound model.pth.tar --data cifar10 --eps 8/255 --strongest pgd"""
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """What is looked at, how, and where the results go."""
+
+    path: Annotated[Path, tyro.conf.Positional]
+    """A run folder, a .safetensors file, or a published .pt, .pth or .pth.tar."""
+    data: str | None = None
+    """Test images: digits, cifar10, svhn, npz:FILE or folder:PATH. The data the run was trained on unless given."""
+    limit: int | None = None
+    """Only the first so many images."""
+    eps: float | None = None
+    """Radius of the ball, in [0, 1] pixels (8/255); the one the run was trained for unless given."""
+    rho: float = 0.1
+    """The theorem's small constant, in bits."""
+    strongest: Strongest = "autoattack"
+    """The attack that has the last word on the risk: autoattack, or pgd for a quick look."""
+    seed: int = 0
+    """Of the random starts and of the bootstrap."""
+    resamples: int = 1000
+    """Of the bootstrap."""
+    batch_size: int | None = None
+    """The most images at once; as many as fit unless given."""
+    device: str = "auto"
+    """auto, cpu, cuda or cuda:N."""
+    which: Literal["last", "best"] = "last"
+    """The checkpoint of a run folder."""
+    model: str | None = None
+    """Architecture, where the file neither says nor shows it."""
+    mean: tuple[float, ...] = ()
+    """Means per channel that the model was trained with, where the file has no such layer."""
+    std: tuple[float, ...] = ()
+    """Standard deviations, likewise."""
+    out: Path | None = None
+    """Folder for the result; RUN/evaluation, or evaluation/NAME for a file."""
+    json: Path | None = None
+    """Also write the JSON here."""
+
+
+def run(argv: list[str]) -> int:
+    """The command."""
+    asked = parse(Arguments, argv, prog="sparring bound", description=DESCRIPTION)
+    path, which = of_a_run(asked.path, asked.which)
+    asked = replace(asked, path=path, which=which)
+    loaded, spec, images = open_subject(
+        path, which=which, data_name=asked.data, device=asked.device, model=asked.model, mean=asked.mean, std=asked.std
+    )
+    eps = _radius(path) if asked.eps is None else asked.eps
+    folder = open_results(path, out=asked.out, json=asked.json)
+    with _bar() as bar:
+        task = bar.add_task("images", total=None)
+        found = estimate(
+            loaded.model,
+            images.test.x,
+            images.test.y,
+            eps=eps,
+            rho=asked.rho,
+            strongest=asked.strongest,
+            limit=asked.limit,
+            seed=asked.seed,
+            resamples=asked.resamples,
+            batch_size=asked.batch_size,
+            watch=lambda done, n: bar.update(task, completed=done, total=n),
+        )
+    screen = Screen()
+    screen.print(_table(found))
+    screen.print(f"Loss: {SURROGATE}.", highlight=False)
+    for inequality, verdict in found.verdicts().items():
+        screen.print(f"{inequality}: {verdict}", highlight=False)
+    if found.largest_rho is not None:
+        screen.print(f"The second holds for rho up to {found.largest_rho:.4f} on these images.", highlight=False)
+    device = next((p.device for p in loaded.model.parameters()), torch.device("cpu"))
+    about = {"model": str(asked.path), "which": which, "data": spec, "data_note": images.note, "facts": loaded.facts}
+    text = json.dumps({**found.as_dict(), "about": about, "software": runs.environment(device)}, indent=1) + "\n"
+    for file in [folder / f"{_name(asked)}.json", *([asked.json] if asked.json else [])]:
+        write_text(file, text)
+        print(f"wrote {file}")
+    return 0
+
+
+def _name(asked: Arguments) -> str:
+    """A file name that tells results apart: what was not left as it is."""
+    parts = ["bound", *([re.sub(r"[^\w.=]+", "-", asked.data)] if asked.data is not None else [])]
+    for name in ("eps", "rho", "limit", "seed", "strongest", "which"):
+        value = getattr(asked, name)
+        if value != Arguments.__dataclass_fields__[name].default:
+            parts.append(value if isinstance(value, str) else f"{name}{schedules.spell(value)}")
+    return "-".join(parts)
+
+
+def _radius(path: Path) -> float:
+    """The largest radius that a run was trained for."""
+    file = path / runs.CONFIG
+    if not file.is_file():
+        raise UserError(f"{path} does not say the radius it was trained for. Give it: --eps 8/255.")
+    try:
+        attack = config.from_json(json.loads(file.read_text(encoding="utf-8"))["config"]).attack
+    except (ValueError, KeyError, TypeError, OSError):
+        raise UserError(f"{file} cannot be read. Give the radius: --eps 8/255.") from None
+    return max(attack.eps.values())
+
+
+def _bar() -> Progress:
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, TimeRemainingColumn(), console=console, transient=True, disable=not console.is_terminal)
+
+
+def _table(found: Bound) -> Table:
+    title = f"Theorem 1 on {found.n} images, eps {found.eps:.6g}, rho {found.rho:g}; losses in bits"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for column in ("", "estimate", "95 % interval"):
+        table.add_column(column, justify="right" if column else "left", no_wrap=True)
+
+    def row(name: str, value: Estimate) -> None:
+        table.add_row(name, f"{value.value:.4f}", f"{value.low:.4f} to {value.high:.4f}")
+
+    row("natural term", found.natural)
+    row("robust term, friendly loss", found.friendly_term)
+    row("robust term, worst-case loss", found.worst_term)
+    table.add_section()
+    attack = "AutoAttack" if found.strongest == "autoattack" else "PGD"
+    row(f"adversarial risk ({attack})", found.risk)
+    row("friendly bound", found.friendly)
+    row("conventional bound", found.conventional)
+    table.add_section()
+    row("friendly bound - risk", found.above_risk)
+    row("conventional - friendly bound", found.tighter)
+    return table

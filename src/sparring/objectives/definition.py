@@ -1,0 +1,34 @@
+"""Friendly adversarial training by its definition (paper Section 3.1, Appendix A), without tau.
+
+min_f  1/n sum_i  CE(f(x~_i), y_i)  with  x~_i = argmin_{x~ in ball} CE(f(x~), y_i)  subject to  margin(x~) >= rho
+
+By loss value (case 1) the margin is CE(f(x~), y) - min_k CE(f(x~), k), by class probability (case 2) max_k p_k - p_y.
+rho is the schedule `attack.rho`. PGD-K-tau approximates it by stopping early; here the point is placed on the margin.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from sparring.attacks import Found, friendliest_pgd
+from sparring.attacks.friendliest import MOST_RHO
+from sparring.objectives.madry import MADRY
+from sparring.objectives.search import Bout
+
+
+def by_loss(bout: Bout) -> Found:
+    """Case 1. The engine's walk keeps no last point but one and is not used."""
+    s = bout.setting
+    return friendliest_pgd(bout.model, bout.x, bout.y, rho=s.rho, by="loss", downhill=s.downhill, **bout.numbers)
+
+
+def by_probability(bout: Bout) -> Found:
+    """Case 2."""
+    s = bout.setting
+    return friendliest_pgd(bout.model, bout.x, bout.y, rho=s.rho, by="probability", downhill=s.downhill, **bout.numbers)
+
+
+FAT_BY_LOSS = replace(MADRY, name="fat-by-loss", search=by_loss, walks=False)
+FAT_BY_PROBABILITY = replace(
+    FAT_BY_LOSS, name="fat-by-probability", search=by_probability, rho_below=MOST_RHO["probability"]
+)
