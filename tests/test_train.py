@@ -65,12 +65,21 @@ def test_every_objective_learns(tmp_path, small, objective):
 
 @pytest.mark.parametrize("objective", ["cat", "dat", "ates", "fat-by-loss", "fat-by-probability"])
 def test_an_attack_of_its_own_runs_beside_the_fast_engine(tmp_path, small, objective):
-    """The search takes the model itself, the update stays the engine's: the weights agree but for rounding."""
+    """The search takes its gradients from the engine's network, in eager steps: the weights agree but for rounding."""
     config = replace(small, objective=objective, epochs=1)
     plain, fast = (
         train.train(config, tmp_path / kind, tensorboard=False, engine=kind).state_dict() for kind in ("plain", "fast")
     )
     assert all(torch.allclose(plain[name], fast[name], rtol=1e-2, atol=1e-3) for name in plain)
+
+
+def test_such_an_attack_never_calls_the_model_that_is_trained(tmp_path, small, monkeypatch):
+    seen = []
+    real = train.OBJECTIVES["dat"].find
+    kind = type(train.OBJECTIVES["dat"])
+    monkeypatch.setattr(kind, "find", lambda self, model, *rest: seen.append(model) or real(model, *rest))
+    train.train(replace(small, objective="dat", epochs=1), tmp_path / "run", tensorboard=False, engine="fast")
+    assert {type(model).__name__ for model in seen} == {"Folded"}
 
 
 def test_the_run_folder(tmp_path, small):

@@ -177,6 +177,7 @@ def one_epoch(
     """One pass over the training data, from wherever the state stands; `history` holds the epochs before it."""
     objective = OBJECTIVES[config.objective]
     model, tally = state.model.train(), state.tally
+    attacked = model if objective.walks else engine.network  # the engine's walk has the network in it
     device = training.x.device
     began = saved = time.perf_counter()
     before = tally.seconds
@@ -193,7 +194,7 @@ def one_epoch(
         lr = config.lr.at(place, config.epochs)
         draws = generator(device, config.seed, _ATTACK, state.epoch, state.step)
 
-        found = objective.find(model, x, y, setting, draws, engine.walk)
+        found = objective.find(attacked, x, y, setting, draws, engine.walk)
         loss = engine.update(x, found.x_adv, y, lr, config.awp.at(place, config.epochs))
 
         tally.loss += loss.double() * len(x)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from sparring.attacks import Found, friendly_pgd
-from sparring.attacks.setting import check_radius, check_settings
+from sparring.attacks.setting import Model, check_radius, check_settings
 from sparring.errors import UserError
 from sparring.schedules import Ramp, Schedule, constant
 from sparring.threat import Start
@@ -131,7 +131,7 @@ OuterLoss = Callable[[nn.Module, Tensor, Tensor, Tensor, float], Tensor]  # (mod
 class Bout:
     """One batch against one model: what a search is given."""
 
-    model: nn.Module
+    model: Model
     x: Tensor
     y: Tensor
     inner: InnerLoss  # what to climb
@@ -171,7 +171,7 @@ class Objective:
 
     def find(
         self,
-        model: nn.Module,
+        model: Model,
         x: Tensor,
         y: Tensor,
         setting: Setting,
