@@ -139,7 +139,7 @@ def train(
             # An attack of an objective's own comes in every batch size: too many to tune for.
             with engines.tuned(parts) if OBJECTIVES[config.objective].walks else nullcontext():
                 one_epoch(state, config, parts, training, steps, history, keeper.save, watch, stop)
-            judged, network = _judged(state, config, parts)
+            judged, network = parts.judged(state.model)
             record = _record(state, config, held, judged, network, history)
             run.record(record)
             is_best = state.best is None or _score(record) > _score(state.best)
@@ -217,14 +217,6 @@ def one_epoch(
             saved = now
         if stopping:
             raise Interrupted(state.epoch, state.step)
-
-
-def _judged(state: State, config: Config, engine: Engine) -> tuple[nn.Module, Network]:
-    """The model that counts, which is the average where one is kept; and the network to take its gradients from."""
-    if engine.average is None:
-        return state.model, engine.network
-    averaged = engine.average.read()
-    return averaged, engines.gradient_network(averaged, half=config.precision == "bf16", like=engine)
 
 
 def _record(

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from sparring.attacks import Found, friendly_pgd
 from sparring.engine.average import Average
-from sparring.engine.fold import fold
+from sparring.engine.fold import Folded, fold
 from sparring.engine.update import FastUpdate, LossOf, PlainUpdate, Update
 from sparring.engine.walk import FastWalk
 
@@ -34,6 +34,17 @@ class Engine:
     line: str  # which engine runs, and why
     check_every: int  # steps between two looks at whether an update failed; looking makes a GPU wait
     average: Average | None = None  # of the weights, where asked for
+    average_folded: Folded | None = None  # to take its gradients from
+
+    def judged(self, model: nn.Module) -> tuple[nn.Module, Network]:
+        """The model that counts, which is the average where one is kept; and what to take its gradients from."""
+        if self.average is None:
+            return model, self.network
+        averaged = self.average.read()
+        if self.average_folded is None:
+            return averaged, averaged
+        self.average_folded.refresh()
+        return averaged, self.average_folded
 
 
 def prepare(
@@ -66,7 +77,8 @@ def prepare(
         plain = PlainUpdate(model, optimizer, loss, average.move if average else _nothing)
         return Engine(friendly_pgd, plain, model, f"engine: plain, fp32 ({why})", 1, average)
     dtype = next(model.parameters()).dtype
-    folded = fold(model, dtype=torch.bfloat16 if half else dtype, fused=half and cuda)
+    how_to_fold: dict[str, Any] = {"dtype": torch.bfloat16 if half else dtype, "fused": half and cuda}
+    folded = fold(model, **how_to_fold)
     network: Network = _as_it_is(model, half) if folded is None else folded
     if folded is not None and half and cuda and folded.pointwise:
         # Measured on an H200, batch 128: the compiler gains where batch-norm stands alone (WRN-34-10 7.6 against 9.1 ms
@@ -96,16 +108,8 @@ def prepare(
     walk = FastWalk(network, batch, shape, classes, device=device, dtype=dtype, every=every)
     captured = "captured graphs" if cuda else "uncaptured: no CUDA"
     line = f"engine: fast, {'bf16' if half else 'fp32'}, {captured}, {how}"
-    return Engine(walk, update, network, line, 100 if cuda else 1, average)
-
-
-def gradient_network(model: nn.Module, *, half: bool, like: Engine) -> Network:
-    """What to take gradients of another model of the run from (its average), as the engine takes its own."""
-    if not isinstance(like.walk, FastWalk):
-        return model
-    parameter = next(model.parameters())
-    folded = fold(model, dtype=torch.bfloat16 if half else parameter.dtype, fused=half and parameter.is_cuda)
-    return model if folded is None else folded
+    average_folded = fold(average.model, **how_to_fold) if average else None
+    return Engine(walk, update, network, line, 100 if cuda else 1, average, average_folded)
 
 
 @contextmanager

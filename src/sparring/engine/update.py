@@ -82,6 +82,8 @@ class FastUpdate:
     ) -> None:
         """`also`: what else `after` moves step by step, to be put back after a capture's warm-up."""
         self.model, self.loss, self.half, self.after, self.also = model, loss, half, after, also
+        if compiled:  # torch gives up compiling a forward that eight runs of one process have each their way with
+            torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
         self.forward: nn.Module = torch.compile(model, dynamic=False) if compiled else model  # type: ignore[assignment]
         self.parameters: list[Tensor] = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.momenta: list[Tensor] = []

@@ -52,6 +52,10 @@ FAT_BY_PROBABILITY = replace(MADRY, objective="fat-by-probability", attack=repla
 FAT_PACED = replace(MADRY, objective="fat-paced", attack=replace(MADRY.attack, share=0.25))
 FAT_PATIENT = replace(MADRY, objective="fat-patient", attack=replace(MADRY.attack, patience=1))
 
+# Options of any objective: an average of the weights over about an epoch (21 steps), and perturbed weights.
+FAT_EMA = replace(FAT, ema=0.95)
+FAT_AWP = replace(FAT, awp=parse("0,0.005@10%"))
+
 # Cost: one thread of an x86 CPU. Expectation: natural / PGD-20 in per cent on the 450 test images at the radius of
 # training, range over seeds 0-2 (results/digits-recipes.json, digits-baselines.json, friendly/digits-*.json).
 DIGITS = (
@@ -62,6 +66,8 @@ DIGITS = (
     Recipe("fat-trades-digits", FAT_FOR_TRADES, "FAT for TRADES, beta 6", "16 s", "95.1-96.0 / 73.6-76.4 at eps 0.15"),
     Recipe("mart-digits", MART, "MART, beta 6", "17 s", "98.0-99.1 / 82.7-86.7 at eps 0.15"),
     Recipe("fat-mart-digits", FAT_FOR_MART, "FAT for MART, beta 6", "14 s", "98.9-100.0 / 79.6-80.9 at eps 0.15"),
+    Recipe("fat-ema-digits", FAT_EMA, "FAT, its weights averaged", "12 s", "EMA-EXPECT"),
+    Recipe("fat-awp-digits", FAT_AWP, "FAT, weights perturbed (AWP)", "15 s", "AWP-EXPECT"),
     Recipe("dat-digits", DAT, "DAT, FOSC from 0.5 to 0", "16 s", "94.2-95.1 / 52.9-58.4 at eps 0.3"),
     Recipe("cat-digits", CAT, "CAT, k steps from 1 up", "6 s", "97.1-98.9 / 23.6-34.9 at eps 0.3 (k far from 10)"),
     Recipe("ates-digits", ATES, "ATES, margin from 0 to 1", "15 s", "95.1-96.2 / 56.4-58.7 at eps 0.3"),
