@@ -122,7 +122,6 @@ def train_runs(jobs: Sequence[Job], bench: Bench) -> None:
     waiting = list({job.folder: job for job in untrained}.values())  # jobs may share a run
     if bench.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(bench.device)
-        torch.compiler.reset()  # after eight networks torch would give up compiling the code they share
     try:
         for spec in dict.fromkeys(job.config.data for job in waiting if job.config is not None):
             group = [job for job in waiting if job.config is not None and job.config.data == spec]
