@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from sparring import checkpoint, runs, train
+from sparring.config import model_facts as config_facts
 from sparring.data import load
 from sparring.errors import RunFailed, UserError
 from sparring.objectives import OBJECTIVES
@@ -336,6 +337,37 @@ def test_a_loss_that_is_not_finite_stops_before_the_update(tmp_path, small):
     assert last.facts["epoch"] == 1
     assert all(torch.isfinite(tensor).all() for tensor in last.tensors.values())
     assert [record["epoch"] for record in runs.read_metrics(tmp_path / "run")] == [1]
+
+
+def test_a_cut_between_best_and_last_leaves_the_newer_best_to_beat(tmp_path, small, monkeypatch):
+    """On a GPU a repeated epoch may end a little worse than the one that was lost."""
+    train.train(replace(small, epochs=1), tmp_path / "run", tensorboard=False)
+    run = runs.open_run(tmp_path / "run")
+    best = checkpoint.load(tmp_path / "run" / runs.BEST)
+    lost = best.facts["metrics"] | {"epoch": 2, "pgd10": 1.0}
+    run.save(runs.BEST, best.tensors, best.facts | {"epoch": 2, "metrics": lost})
+    (tmp_path / "run" / runs.CONFIG).write_text(
+        (tmp_path / "run" / runs.CONFIG).read_text().replace('"epochs": 1', '"epochs": 2')
+    )
+    train.train(replace(small, epochs=2), tmp_path / "run", resume=True, tensorboard=False)
+    last = runs.open_run(tmp_path / "run").last()
+    assert last is not None and last.facts["best"] == lost
+    assert checkpoint.load(tmp_path / "run" / runs.BEST).facts["metrics"] == lost
+
+
+def test_a_last_batch_of_one_image_is_refused(tmp_path, small):
+    images = len(load("digits").train) - small.validation
+    config = replace(small, model="resnet18", batch_size=images - 1)
+    with pytest.raises(UserError, match=r"one image, and batch-norm needs two. Use --batch-size \d+"):
+        train.train(config, tmp_path / "run", tensorboard=False)
+    assert not (tmp_path / "run").exists()
+
+
+def test_weights_are_drawn_without_touching_cuda(tmp_path, small, monkeypatch):
+    seeded = []
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded.append)
+    train.begin(small, config_facts(small, load("digits")), torch.device("cpu"))
+    assert not seeded
 
 
 def test_what_is_refused_makes_no_folder(tmp_path, small):

@@ -23,10 +23,10 @@ from torch import Tensor, nn
 from sparring import engine as engines
 from sparring import models, runs
 from sparring.attacks import pgd
-from sparring.checkpoint import Checkpoint
+from sparring.checkpoint import Checkpoint, read_facts
 from sparring.config import Config, differences, model_facts
 from sparring.data import Dataset, Split, batches, count_batches, hold_out, load
-from sparring.engine import Average, Engine, Network
+from sparring.engine import Average, Engine, Network, on
 from sparring.errors import RunFailed, UserError
 from sparring.objectives import OBJECTIVES
 from sparring.seeds import derive_seed, generator
@@ -119,48 +119,52 @@ def train(
     steps = count_batches(len(training), config.batch_size)
     facts = model_facts(config, data)
     state = begin(config, facts, device)
+    _check_last_batch(state.model, len(training), config.batch_size)
     run = _open(folder, config, recipe, resume=resume, overwrite=overwrite)  # after what may be refused
     runs.note_environment(folder, device)
     saved = run.last(device)
     if saved is not None:
         _restore(state, saved)
+        # Written just before the other: a cut between the two leaves it newer, and then it is the one to beat.
+        state.best = read_facts(folder / runs.BEST).get("metrics", state.best)
     run.keep_metrics(state.epoch - 1)
-    parts = engine_for(config, state, data, device, engine)
-    if saved is not None and parts.average is not None:
-        parts.average.restore(saved.part("average"))
-    board = _board(folder, state.epoch) if tensorboard and state.epoch <= config.epochs else None
+    with on(device):
+        parts = engine_for(config, state, data, device, engine)
+        if saved is not None and parts.average is not None:
+            parts.average.restore(saved.part("average"))
+        board = _board(folder, state.epoch) if tensorboard and state.epoch <= config.epochs else None
 
-    keeper = Keeper(run, state, facts, parts.average)
-    if watch:
-        watch.begin(config, steps=steps, epoch=state.epoch, engine=parts.line)
-    try:
-        while state.epoch <= config.epochs:
-            history = run.metrics()
-            # An attack of an objective's own comes in every batch size: too many to tune for.
-            with engines.tuned(parts) if OBJECTIVES[config.objective].walks else nullcontext():
-                one_epoch(state, config, parts, training, steps, history, keeper.save, watch, stop)
-            judged, network = parts.judged(state.model)
-            record = _record(state, config, held, judged, network, history)
-            run.record(record)
-            is_best = state.best is None or _score(record) > _score(state.best)
-            if is_best:
-                state.best = record
-                keeper.keep(judged, record)
-            state.epoch, state.step, state.tally = state.epoch + 1, 0, Tally.empty(device)
-            if state.epoch > config.epochs or keeper.idle > SAVE_AT_ENDS:
-                keeper.save()
-            if board:
-                for name, value in record.items():
-                    if value is not None:
-                        board.add_scalar(name, value, record["epoch"])
-            if watch:
-                watch.epoch(record, best=is_best)
-    finally:
-        if board:
-            board.close()
+        keeper = Keeper(run, state, facts, parts.average)
         if watch:
-            watch.end()
-    return (parts.average.read() if parts.average else state.model).eval()
+            watch.begin(config, steps=steps, epoch=state.epoch, engine=parts.line)
+        try:
+            while state.epoch <= config.epochs:
+                history = run.metrics()
+                # An attack of an objective's own comes in every batch size: too many to tune for.
+                with engines.tuned(parts) if OBJECTIVES[config.objective].walks else nullcontext():
+                    one_epoch(state, config, parts, training, steps, history, keeper.save, watch, stop)
+                judged, network = parts.judged(state.model)
+                record = _record(state, config, held, judged, network, history)
+                run.record(record)
+                is_best = state.best is None or _score(record) > _score(state.best)
+                if is_best:
+                    state.best = record
+                    keeper.keep(judged, record)
+                state.epoch, state.step, state.tally = state.epoch + 1, 0, Tally.empty(device)
+                if state.epoch > config.epochs or keeper.idle > SAVE_AT_ENDS:
+                    keeper.save()
+                if board:
+                    for name, value in record.items():
+                        if value is not None:
+                            board.add_scalar(name, value, record["epoch"])
+                if watch:
+                    watch.epoch(record, best=is_best)
+        finally:
+            if board:
+                board.close()
+            if watch:
+                watch.end()
+        return (parts.average.read() if parts.average else state.model).eval()
 
 
 def one_epoch(
@@ -282,7 +286,7 @@ def _open(folder: Path, config: Config, recipe: str, *, resume: bool, overwrite:
 def begin(config: Config, facts: dict[str, Any], device: torch.device) -> State:
     """Fresh weights from the seed; the global random state stays as it was, and runs side by side take turns at it."""
     with _GLOBAL_RANDOM_STATE, torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive_seed(config.seed, _WEIGHTS))
+        torch.default_generator.manual_seed(derive_seed(config.seed, _WEIGHTS))  # the CPU's; CUDA's is untouched
         model = models.build(
             facts["name"],
             num_classes=facts["num_classes"],
@@ -316,6 +320,16 @@ def engine_for(config: Config, state: State, data: Dataset, device: torch.device
     )
 
 
+def _check_last_batch(model: nn.Module, images: int, batch_size: int) -> None:
+    """Batch-norm has no statistics of one value."""
+    normalised = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
+    if normalised and (batch_size == 1 or images % batch_size == 1):
+        raise UserError(
+            f"the last batch of {images} training images would hold one image, and batch-norm needs two. "
+            f"Use --batch-size {batch_size + 1}."
+        )
+
+
 def _weights(part: str, model: nn.Module) -> dict[str, Tensor]:
     return {f"{part}.{name}": tensor for name, tensor in model.state_dict().items()}
 
@@ -323,8 +337,7 @@ def _weights(part: str, model: nn.Module) -> dict[str, Tensor]:
 class Keeper:
     """Writes checkpoints: the best model so far, and everything the run needs to go on.
 
-    Both are written at the same moments, so that what a power cut takes from one it takes from both, and the run that
-    resumes finds the same best again.
+    Both are written at the same moments, the best one first, so that no checkpoint knows of a best that is not there.
     """
 
     def __init__(self, run: runs.Run, state: State, facts: dict[str, Any], average: Average | None) -> None:

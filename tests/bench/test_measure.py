@@ -94,3 +94,21 @@ def test_start_up_with_an_empty_and_a_full_cache(tmp_path):
 def test_wide_networks_are_one_word_away():
     config = replace(recipes.find("fat-digits").config, model="small_cnn")
     assert Bench(config, load("digits"), CPU, FEW).state.model.__class__.__name__ == "SmallCNN"
+
+
+def test_an_update_is_timed_with_the_perturbation_it_has():
+    """A run with AWP takes twice the passes; so does the update that its epoch is compared with."""
+    asked = []
+    for name in ("fat-digits", "fat-awp-digits"):
+        bench = Bench(recipes.find(name).config, load("digits"), CPU, FEW)
+        real = bench.engine.update
+        seen = []
+
+        def update(x, x_adv, y, lr, awp=0.0, real=real, seen=seen):
+            seen.append(awp)
+            return real(x, x_adv, y, lr, awp)
+
+        bench.engine = replace(bench.engine, update=update)
+        bench.steps()
+        asked.append(set(seen))
+    assert asked == [{0.0}, {0.005}]

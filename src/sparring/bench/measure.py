@@ -2,7 +2,8 @@
 
 Times are wall-clock with the device made to finish. The engine, the plain eager path and the literal loop are timed in
 the same process on the same batches, so their ratios hold on a shared machine too. Useful FLOPs: images x forward FLOPs
-x (2 x BPs + 3); a back-propagation is a forward and an input gradient, an update a forward and both gradients.
+x (2 x BPs + 3); a back-propagation is a forward and an input gradient, an update a forward and both gradients (twice
+with adversarial weight perturbation).
 """
 
 from __future__ import annotations
@@ -68,6 +69,7 @@ class Bench:
         count = self.options.images or len(training)
         self.training = Split(training.x[:count], training.y[:count]).to(self.device)
         self.facts = model_facts(self.config, self.data)
+        self.awp = max(self.config.awp.values())
         self.state = train.begin(self.config, self.facts, self.device)
         self.found: dict[str, Any] = {
             "config": to_json(self.config),
@@ -81,7 +83,7 @@ class Bench:
             self._attack(self.engine, x, y, tau=0, step=0)
             wait(self.device)
             attack = time.perf_counter() - began
-            self.engine.update(x, x, y, 0.0)
+            self.engine.update(x, x, y, 0.0, self.awp)
         wait(self.device)
         self.start = {"attack_s": attack, "first_step_s": time.perf_counter() - began}
         self.found["start_up"] = self.start
@@ -151,7 +153,9 @@ class Bench:
         """An attack step at each bucket, and an update, by the engine."""
         x, y = self._batch(0)
         with tuned(self.engine):
-            self.update = timed(lambda: self.engine.update(x, x, y, 0.0), self.device, repeats=self.options.repeats)
+            self.update = timed(
+                lambda: self.engine.update(x, x, y, 0.0, self.awp), self.device, repeats=self.options.repeats
+            )
         self.found["update"] = dataclasses.asdict(self.update)
         rows = [("update", self.update.ms)]
         if isinstance(self.engine.walk, FastWalk):
@@ -262,17 +266,19 @@ class Bench:
                 s = self.config.attack.at(1, 1)
                 numbers = {"eps": s.eps, "step_size": s.step_size, "steps": s.steps, "noise": s.noise}
                 x_adv, labels, origins, _ = literal_pgd(model, x, y, tau=tau, generator=draws, **numbers)  # type: ignore[arg-type]
-                engine.update(origins, x_adv, labels, 0.0)
+                engine.update(origins, x_adv, labels, 0.0, self.awp)
             else:
                 found = self._attack(engine, x, y, tau=tau, step=index, model=model)
-                engine.update(x, found.x_adv, y, 0.0)
+                engine.update(x, found.x_adv, y, 0.0, self.awp)
 
         with tuned(engine):
             return timed(one, self.device, repeats=self.options.plain_batches, warm_up=2)
 
     def _epoch(self, config: Config, epoch: int, tau: int) -> dict[str, Any]:
         """One epoch of the real training loop."""
-        config = replace(config, objective="fat", attack=replace(config.attack, tau=constant(tau)))
+        config = replace(
+            config, objective="fat", attack=replace(config.attack, tau=constant(tau)), awp=constant(self.awp)
+        )
         state, walk = self.state, self.engine.walk
         state.epoch, state.step, state.tally = epoch, 0, train.Tally.empty(self.device)
         before = dict(walk.launched) if isinstance(walk, FastWalk) else {}
@@ -289,7 +295,7 @@ class Bench:
             "seconds": seconds,
             "images": tally.images,
             "backprops": backprops,
-            "tflops": tally.images * self.flops * (2 * backprops + 3) / seconds / 1e12,
+            "tflops": tally.images * self.flops * (2 * backprops + (6 if self.awp else 3)) / seconds / 1e12,
         }
         if isinstance(walk, FastWalk):
             launched = {size: walk.launched[size] - before[size] for size in walk.sizes}
@@ -317,7 +323,7 @@ class _Meet:
     """A run that waits for the others once, after its first epoch."""
 
     def __init__(self, others: threading.Barrier) -> None:
-        self.others = others
+        self.others, self.met = others, False
 
     def begin(self, config: Config, *, steps: int, epoch: int, engine: str) -> None:
         """Watch."""
@@ -327,8 +333,11 @@ class _Meet:
 
     def epoch(self, record: dict[str, Any], *, best: bool) -> None:
         """Watch."""
-        if record["epoch"] == 1:
+        if not self.met:
+            self.met = True
             self.others.wait(timeout=600)
 
     def end(self) -> None:
         """Watch."""
+        if not self.met:  # it has failed: nobody is to wait for it
+            self.others.abort()

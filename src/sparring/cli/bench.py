@@ -19,6 +19,7 @@ from sparring.checkpoint import write_text
 from sparring.cli.arguments import parse
 from sparring.cli.screen import Screen
 from sparring.cli.train import pick_device
+from sparring.config import Config
 from sparring.data import load
 from sparring.errors import RunFailed, UserError, unknown
 
@@ -80,7 +81,7 @@ def run(argv: list[str]) -> int:
             screen.print(f"  {what:28} {value}", highlight=False, soft_wrap=True)
         write_text(asked.json, json.dumps(bench.found, indent=1))
     if asked.cold_start:
-        bench.found["cold_start"] = _starts(recipe.name, config.model, asked.device)
+        bench.found["cold_start"] = _starts(recipe.name, config, asked.device)
         for which, start in bench.found["cold_start"].items():
             screen.print(f"  {which + ' cache':28} first step after {start['first_step_s']:.1f} s", highlight=False)
         write_text(asked.json, json.dumps(bench.found, indent=1))
@@ -88,13 +89,14 @@ def run(argv: list[str]) -> int:
     return 0
 
 
-def _starts(recipe: str, model: str, device: str) -> dict[str, Any]:
+def _starts(recipe: str, config: Config, device: str) -> dict[str, Any]:
     """Start-up in two fresh processes that share a compile cache: empty for the first, full for the next."""
     found = {}
     with tempfile.TemporaryDirectory() as folder:
         caches = {name: str(Path(folder) / name) for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")}
         out = Path(folder) / "start.json"
-        command = [sys.executable, "-m", "sparring", "bench", recipe, "--model", model, "--device", device]
+        command = [sys.executable, "-m", "sparring", "bench", recipe, "--device", device]
+        command += ["--model", config.model, "--batch-size", str(config.batch_size)]
         for which in ("empty", "full"):
             done = subprocess.run(
                 [*command, "--only", "start-up", "--json", str(out)], env=os.environ | caches, capture_output=True

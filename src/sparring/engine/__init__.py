@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from sparring.attacks import Found, friendly_pgd
 from sparring.engine.average import Average
 from sparring.engine.fold import Folded, fold
+from sparring.engine.graphs import on
 from sparring.engine.update import FastUpdate, LossOf, PlainUpdate, Update
 from sparring.engine.walk import FastWalk
 
@@ -80,10 +82,12 @@ def prepare(
     how_to_fold: dict[str, Any] = {"dtype": torch.bfloat16 if half else dtype, "fused": half and cuda}
     folded = fold(model, **how_to_fold)
     network: Network = _as_it_is(model, half) if folded is None else folded
+    walked = network
     if folded is not None and half and cuda and folded.pointwise:
         # Measured on an H200, batch 128: the compiler gains where batch-norm stands alone (WRN-34-10 7.6 against 9.1 ms
-        # a step); elsewhere it gains 2 % (ResNet-18 1.06 against 1.08) and is not worth its start.
-        network = torch.compile(folded, dynamic=True)
+        # a step); elsewhere it gains 2 % (ResNet-18 1.06 against 1.08) and is not worth its start. Only the walk has
+        # it, for it calls it in captures alone: elsewhere another thread's tracing (a run that begins) would break it.
+        walked = torch.compile(folded, dynamic=True)
 
     def after() -> None:
         if folded is not None:
@@ -105,7 +109,7 @@ def prepare(
         also=list(average.state().values()) if average else (),
     )
     every = max(16, batch // 16)  # a bucket costs about a second of start-up
-    walk = FastWalk(network, batch, shape, classes, device=device, dtype=dtype, every=every)
+    walk = FastWalk(walked, batch, shape, classes, device=device, dtype=dtype, every=every)
     captured = "captured graphs" if cuda else "uncaptured: no CUDA"
     line = f"engine: fast, {'bf16' if half else 'fp32'}, {captured}, {how}"
     average_folded = fold(average.model, **how_to_fold) if average else None
@@ -114,13 +118,31 @@ def prepare(
 
 @contextmanager
 def tuned(engine: Engine) -> Iterator[None]:
-    """cuDNN tunes each of the few batch sizes once; afterwards the caller's setting again, for others have many."""
-    before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = before or isinstance(engine.walk, FastWalk)
+    """cuDNN tunes each of the few batch sizes once; afterwards the caller's setting again, for others have many.
+
+    The switch is the process's own: with runs side by side the first one in turns it on and the last one out puts it
+    back.
+    """
+    if not isinstance(engine.walk, FastWalk):
+        yield
+        return
+    with _SWITCH:
+        if not _INSIDE:
+            _BEFORE[:] = [torch.backends.cudnn.benchmark]
+        _INSIDE.append(engine)
+        torch.backends.cudnn.benchmark = True
     try:
         yield
     finally:
-        torch.backends.cudnn.benchmark = before
+        with _SWITCH:
+            _INSIDE.pop()
+            if not _INSIDE:
+                torch.backends.cudnn.benchmark = _BEFORE[0]
+
+
+_SWITCH = threading.Lock()
+_INSIDE: list[Engine] = []
+_BEFORE: list[bool] = []
 
 
 def _nothing() -> None:
@@ -155,7 +177,7 @@ __all__ = [
     "PlainUpdate",
     "Update",
     "Walk",
-    "gradient_network",
+    "on",
     "prepare",
     "tuned",
 ]

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 
 STARTING = threading.RLock()  # runs side by side (together.py) trace, compile and capture in turn
+
+
+def on(device: torch.device) -> AbstractContextManager[Any]:
+    """Streams, captures and kernels go to the current device: this makes it `device`, for the time of a block."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 class Captured:

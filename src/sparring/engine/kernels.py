@@ -100,7 +100,7 @@ def _move(
     BLOCK: tl.constexpr,
 ):
     """One step of some pixels of one example, unless it has stopped."""
-    example = tl.program_id(0)
+    example = tl.program_id(0).to(tl.int64)
     row = tl.load(target + example)
     if row < batch:
         eps, step_size = tl.load(numbers), tl.load(numbers + 1)
@@ -130,7 +130,7 @@ def _split(
     BLOCK: tl.constexpr,
 ):
     """Each pixel as the sum of two bf16 numbers, in channels of their own; the rest of the channels are 0."""
-    image = tl.program_id(0)
+    image = tl.program_id(0).to(tl.int64)
     place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     channel = tl.arange(0, FILLED)
     inside = (place < area)[:, None]

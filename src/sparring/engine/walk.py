@@ -120,7 +120,7 @@ class _Bench:
             for size in reversed(walk.sizes)
         }
         if walk.device.type == "cuda":
-            torch.cuda.synchronize()
+            torch.cuda.current_stream().synchronize()
         self.taken = int(active.serial.item())  # the captures' own warm-ups count too
 
     def wait(self) -> int:

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from sparring._version import __version__
 from sparring.attacks.setting import Model, quiet
+from sparring.engine import on
 from sparring.errors import UserError
 from sparring.evaluation.climb import Starts, climb
 from sparring.evaluation.ensemble import Task, run_autoattack
@@ -89,6 +90,7 @@ def evaluate(
         held.enter_context(quiet(model))
         held.enter_context(frozen(model))
         subject = prepare(model, x, y, precision=precision, batch_size=batch_size, compiled=compiled)
+        held.enter_context(on(subject.device))
         held.enter_context(_own_randomness(subject.device, seed))
         verdicts = open_store(store, model, x, y)
         task = held.enter_context(_meter(progress))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sparring.attacks.setting import Model, check_batch, check_logits
+from sparring.engine import on
 from sparring.errors import RunFailed, UserError
 from sparring.evaluation.fast import Precision, gradient_model
 
@@ -73,9 +74,10 @@ def prepare(
     automatic = max(1, min(4096 if device.type == "cuda" else 500, most // x[0].numel()))
     name = {torch.float64: "fp64"}.get(dtype, "fp32") if precision == "fp32" else precision
     subject = Subject(model, model, x, y, device, dtype, 0, name, batch_size or automatic)
-    probe, _ = subject.take(torch.arange(min(len(x), 16)))
-    subject.classes = _classes(model, probe, y)
-    subject.fast = gradient_model(model, probe, precision=precision, compiled=compiled)
+    with on(device):
+        probe, _ = subject.take(torch.arange(min(len(x), 16)))
+        subject.classes = _classes(model, probe, y)
+        subject.fast = gradient_model(model, probe, precision=precision, compiled=compiled)
     return subject
 
 

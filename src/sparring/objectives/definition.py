@@ -3,7 +3,8 @@
 min_f  1/n sum_i  CE(f(x~_i), y_i)  with  x~_i = argmin_{x~ in ball} CE(f(x~), y_i)  subject to  margin(x~) >= rho
 
 By loss value (case 1) the margin is CE(f(x~), y) - min_k CE(f(x~), k), by class probability (case 2) max_k p_k - p_y.
-rho is the schedule `attack.rho`. PGD-K-tau approximates it by stopping early; here the point is placed on the margin.
+rho is the schedule `attack.rho`. PGD-K-tau approximates it by stopping early; here the point is placed on the margin,
+of the network that gradients are taken from: with `precision` bf16 the model itself may see a little less than rho.
 """
 
 from __future__ import annotations
