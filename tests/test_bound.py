@@ -154,11 +154,13 @@ def test_neither_batches_nor_the_model_nor_the_random_state_matter():
     x, y = images()
     model = linear().train()
     state = torch.get_rng_state()
-    told: list[tuple[int, int]] = []
+    told: list[tuple[str, float, int]] = []
     whole = estimate(model, x, y, **NUMBERS)
-    parts = estimate(model, x, y, batch_size=5, watch=lambda done, n: told.append((done, n)), **NUMBERS)
+    parts = estimate(model, x, y, batch_size=5, watch=lambda what, done, n: told.append((what, done, n)), **NUMBERS)
     assert parts.friendly.value == pytest.approx(whole.friendly.value, abs=1e-9)
-    assert told == [(4, 12), (8, 12), (12, 12)]
+    assert [(done, n) for what, done, n in told if what == "images"] == [(4, 12), (8, 12), (12, 12)]
+    places = [done for _, done, _ in told]
+    assert places == sorted(places) and {"CE, 100 steps", "friendliest"} <= {what for what, _, _ in told}
     assert model.training and torch.equal(torch.get_rng_state(), state)
     assert all(p.grad is None and p.requires_grad for p in model.parameters())
     assert estimate(model, x, y, limit=3, **NUMBERS).n == 3

@@ -108,6 +108,9 @@ class Extremes:
     most: Tensor  # the largest l of any point
 
 
+Watch = Callable[[str, float, int], None]
+
+
 def bits(logits: Tensor, y: Tensor) -> Tensor:
     """-log2 p_y, in float64; infinite for logits that are not numbers."""
     return cross_entropy(logits.double(), y).nan_to_num(nan=math.inf, posinf=math.inf) / math.log(2)
@@ -130,7 +133,7 @@ def estimate(
     seed: int = 0,
     resamples: int = 1000,
     batch_size: int | None = None,
-    watch: Callable[[int, int], None] = lambda done, n: None,
+    watch: Watch = lambda what, done, n: None,
 ) -> Bound:
     """The theorem's terms on these images.
 
@@ -141,7 +144,7 @@ def estimate(
         strongest: "autoattack", or "pgd" for a quick look.
         limit: the first so many images.
         resamples: of the bootstrap.
-        watch: told (images done, images) after every batch.
+        watch: told (what is being done, images done, images), a batch's parts as shares of its images.
     """
     check_radius("eps", eps)
     if not 0 <= rho < math.inf:
@@ -192,30 +195,36 @@ def bootstrap(columns: dict[str, Tensor], *, resamples: int, seed: int) -> dict[
     }
 
 
-def extremes(
-    subject: Subject, *, eps: float, strongest: Strongest, seed: int, watch: Callable[[int, int], None]
-) -> Extremes:
+def extremes(subject: Subject, *, eps: float, strongest: Strongest, seed: int, watch: Watch) -> Extremes:
     """The least and the largest loss found in every ball."""
     climbs: list[tuple[Loss, int, Starts]] = [
         ("ce", 100, Starts("uniform", eps=eps, seed=seed, purpose="bound ce")),
         ("cw", 30, Starts("uniform", eps=eps, seed=seed, purpose="bound cw")),
     ]
 
+    n = len(subject.x)
+
     def work(x: Tensor, y: Tensor, rows: Tensor) -> Tensor:
+        def tell(what: str, share: float) -> None:
+            watch(what, int(rows[0]) + share * len(rows), n)
+
         seen = _Seen(subject.model, x, y)
-        for loss, steps, starts in climbs:
+        for place, (loss, steps, starts) in enumerate(climbs):
+            tell(f"{loss.upper() if isinstance(loss, str) else 'PGD'}, {steps} steps", 0.1 * place)
             begin = starts(x, rows)
             seen.look(climb(subject.model, x, y, begin, eps=eps, step_size=eps / 10, steps=steps, loss=loss))
+        tell("friendliest", 0.2)
         seen.look(_friendliest(subject.model, x, y, eps))
         if strongest == "autoattack":
-            _autoattack(subject, seen, x, y, eps=eps, seed=seed)
+            _autoattack(subject, seen, x, y, eps=eps, seed=seed, tell=tell)
+        tell("friendliest, again", 0.9)
         seen.pull()
         return torch.stack([seen.natural, seen.wrong.double(), seen.least, seen.most], dim=1).cpu()
 
-    found, n = [], len(subject.x)
+    found = []
     for rows, columns in subject.each(torch.arange(n), work):
         found.append(columns)
-        watch(int(rows[-1]) + 1, n)
+        watch("images", int(rows[-1]) + 1, n)
     natural, wrong, least, most = torch.cat(found).unbind(dim=1)
     return Extremes(natural, wrong > 0, least, most)
 
@@ -228,10 +237,21 @@ def _friendliest(model: Model, x: Tensor, y: Tensor, eps: float) -> Tensor:
         ).x_adv
 
 
-def _autoattack(subject: Subject, seen: _Seen, x: Tensor, y: Tensor, *, eps: float, seed: int) -> None:
+def _autoattack(
+    subject: Subject,
+    seen: _Seen,
+    x: Tensor,
+    y: Tensor,
+    *,
+    eps: float,
+    seed: int,
+    tell: Callable[[str, float], None],
+) -> None:
     """Every part of AutoAttack on what still stands."""
     version: Version = "rand" if is_stochastic(subject.model, x[:64]) else "standard"
-    for part in parts(version, classes=subject.classes):
+    names = parts(version, classes=subject.classes)
+    for place, part in enumerate(names):
+        tell(f"AutoAttack {part}", 0.3 + 0.6 * place / len(names))
         rows = torch.nonzero(~seen.wrong)[:, 0]
         if len(rows) == 0:
             return

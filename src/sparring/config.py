@@ -57,7 +57,8 @@ class Config:
     momentum: float = 0.9
     weight_decay: float = 2e-4
     ema: float = 0.0
-    """Decay of an average of the weights, per step, e.g. 0.995. The average is what is judged and kept. 0: none."""
+    """Decay of an average of the weights, per step, e.g. 0.995. The average is what is judged and kept; in a run that
+    is not much longer than 1 / (1 - ema) steps it still remembers the beginning. 0: none."""
     awp: Schedule = constant(0.0)  # noqa: RUF009
     """Adversarial weight perturbation: its size relative to the weights, e.g. 0.005, or 0,0.005@10%. 0: none."""
     augment: Literal["none", "flip", "crop", "crop-flip"] = "none"

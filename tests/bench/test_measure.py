@@ -73,6 +73,12 @@ def test_the_command(tmp_path, capsys):
         (["madry-digits"], "bench times FAT"),
         (["fat-digts"], "fat-digits"),
         (["--json", "nowhere/b.json"], "cannot be written"),
+        (["--repeats", "0"], "--repeats must be at least 1"),
+        (["--plain-batches", "0"], "--plain-batches must be at least 1"),
+        (["--images", "-1"], "--images must be at least 0"),
+        (["--batch-size", "0"], "batch_size must be at least 1"),
+        (["--taus", "-1"], "--taus needs numbers of at least 0"),
+        (["--together", "0"], "--together needs numbers of at least 1"),
     ],
 )
 def test_what_cannot_be_is_refused(words, why, capsys):

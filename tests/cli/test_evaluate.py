@@ -32,6 +32,12 @@ def test_a_run_and_its_files_are_one_subject(sparring, run):
     ]
 
 
+def test_another_radius_than_the_runs_is_worth_a_line(sparring, run):
+    told = "note: trained for eps 0.3, measured at 0.03137. There: --eps 0.3."
+    assert told in " ".join(sparring("evaluate", run, *FAST).out.split())
+    assert "note: trained" not in sparring("evaluate", run, *FAST, "--eps", "0.3").out
+
+
 def test_other_data_or_normalisation_is_another_file(sparring, run):
     for more in ([], ["--data", "digits"], ["--mean", "0.5", "--std", "1/4"], ["--eps", "0.1"], ["--seed", "2"]):
         assert sparring("evaluate", run, *FAST, *more).code == 0

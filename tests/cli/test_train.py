@@ -165,7 +165,7 @@ def test_own_images_from_folder_to_logits(sparring, tmp_path):
     given = ["--data", "folder:my images", "--validation", "60", "--out", "own run"]
     said = sparring("train", *QUICK, *given)
     assert said.code == 0 and "fat on my images (240 images, 10 classes) -> own run" in said.out
-    assert said.out.endswith("sparring evaluate 'own run'\n")  # ready to be pasted
+    assert said.out.endswith("sparring evaluate 'own run' --eps 0.3\n")  # ready to be pasted
     measured = sparring("evaluate", "own run", "--protocol", "quick", "--limit", "20", "--no-doubts")
     assert measured.code == 0 and "Accuracy on 20 images" in measured.out
 

@@ -27,6 +27,7 @@ from sparring.bench.timing import Timed, timed, wait
 from sparring.config import Config, model_facts, to_json
 from sparring.data import Dataset, Split, batches, count_batches, hold_out
 from sparring.engine import Engine, FastWalk, tuned
+from sparring.errors import UserError
 from sparring.models import forward_flops
 from sparring.objectives import OBJECTIVES
 from sparring.schedules import constant
@@ -50,6 +51,16 @@ class Options:
     """Runs side by side."""
     repeats: int = 20
     """Measurements of a step or an update."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("images", 0), ("plain_batches", 1), ("repeats", 1)):
+            if getattr(self, name) < least:
+                flag = name.replace("_", "-")
+                raise UserError(f"--{flag} must be at least {least}, got {getattr(self, name)}.")
+        if not self.taus or min(self.taus) < 0:
+            raise UserError(f"--taus needs numbers of at least 0, got {' '.join(map(str, self.taus)) or 'none'}.")
+        if min(self.together, default=1) < 1:
+            raise UserError(f"--together needs numbers of at least 1, got {min(self.together)}.")
 
 
 Rows = list[tuple[str, str]]
@@ -112,7 +123,7 @@ class Bench:
 
     def start_up(self) -> Rows:
         """How long it took until a step could be taken, in this process."""
-        return [("engine", self.engine.line), ("first step after", f"{self.start['first_step_s']:.1f} s")]
+        return [("this", self.engine.line), ("first step after", f"{self.start['first_step_s']:.1f} s")]
 
     def memory(self) -> Rows:
         """The most memory that was in use."""

@@ -19,7 +19,7 @@ from sparring.errors import RunFailed, UserError, did_you_mean
 
 # Name -> (module, what it does). Modules are imported only when called: `sparring --help` answers at once.
 COMMANDS = {
-    "demo": ("sparring.cli.demo", "train three models on digits in two minutes and read why friendly training wins"),
+    "demo": ("sparring.cli.demo", "train three models on digits in half a minute and read why friendly training wins"),
     "train": ("sparring.cli.train", "train a model by a recipe, on a built-in data set or your own images"),
     "evaluate": ("sparring.cli.evaluate", "measure how robust a model is"),
     "reproduce": (

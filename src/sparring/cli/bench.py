@@ -30,7 +30,8 @@ Examples:
   sparring bench fat-cifar10-resnet18 --only steps epochs
   sparring bench --cold-start                       # start-up with an empty and a full compile cache
 
-An epoch is compared with the sum of its own steps, and FAT's with Madry's. Close other programs first."""
+FAT's epochs are compared with Madry's and, where the engine runs (CUDA), with the sum of their own steps. Close other
+programs first."""
 PARTS = ("start-up", "correct", "steps", "epochs", "plain", "together", "memory")
 
 
@@ -66,7 +67,7 @@ def run(argv: list[str]) -> int:
     config = replace(
         recipe.config,
         model=asked.model or recipe.config.model,
-        batch_size=asked.batch_size or recipe.config.batch_size,
+        batch_size=recipe.config.batch_size if asked.batch_size is None else asked.batch_size,
     )
     if config.objective != "fat":
         raise UserError(f"bench times FAT against Madry; {recipe.name} is {config.objective}. Write fat-digits.")

@@ -84,7 +84,7 @@ def run(argv: list[str]) -> int:
     eps = _radius(path) if asked.eps is None else asked.eps
     folder = open_results(path, out=asked.out, json=asked.json)
     with _bar() as bar:
-        task = bar.add_task("images", total=None)
+        task = bar.add_task("images", total=min(len(images.test), asked.limit or len(images.test)))
         found = estimate(
             loaded.model,
             images.test.x,
@@ -96,13 +96,18 @@ def run(argv: list[str]) -> int:
             seed=asked.seed,
             resamples=asked.resamples,
             batch_size=asked.batch_size,
-            watch=lambda done, n: bar.update(task, completed=done, total=n),
+            watch=lambda what, done, n: bar.update(task, description=what, completed=done, total=n),
         )
     screen = Screen()
     screen.print(_table(found))
     screen.print(f"Loss: {SURROGATE}.", highlight=False)
     for inequality, verdict in found.verdicts().items():
         screen.print(f"{inequality}: {verdict}", highlight=False)
+    for name, bound in (("friendly", found.friendly), ("conventional", found.conventional)):
+        if bound.value >= 1:
+            screen.print(
+                f"The {name} bound is above 1, where every risk lies below it: it says nothing.", highlight=False
+            )
     if found.largest_rho is not None:
         screen.print(f"The second holds for rho up to {found.largest_rho:.4f} on these images.", highlight=False)
     device = next((p.device for p in loaded.model.parameters()), torch.device("cpu"))

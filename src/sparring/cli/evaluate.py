@@ -113,10 +113,21 @@ def run(argv: list[str]) -> int:
     except KeyboardInterrupt:
         raise RunFailed("stopped. The same command continues where it was.") from None
     Screen().print(result.table())
+    _tell_radius(asked, {record.eps for record in result if record.eps})
     for path in [folder / f"{_name(asked)}.json", *([asked.json] if asked.json else [])]:
         write_text(path, result.to_json())
         print(f"wrote {path}")
     return 0
+
+
+def _tell_radius(asked: Arguments, measured: set[float]) -> None:
+    """A run is often trained for another radius than a protocol measures at: that is no mistake, but worth a line."""
+    if asked.eps is not None or not (asked.path / runs.CONFIG).is_file():
+        return
+    trained = max(runs.open_run(asked.path).config.attack.eps.values())
+    if all(abs(eps - trained) > 1e-3 for eps in measured):
+        eps = schedules.spell(trained)
+        print(f"note: trained for eps {eps}, measured at {max(measured):.4g}. There: --eps {eps}.")
 
 
 def of_a_run(path: Path, which: weights.Which) -> tuple[Path, weights.Which]:

@@ -38,7 +38,7 @@ def run(argv: list[str]) -> int:
         shown = groups[name] if name else [recipe for recipe in recipes.RECIPES.values() if not recipe.group]
         table = Table(box=None, pad_edge=False)
         table.add_column("recipe", no_wrap=True)
-        table.add_column("what; cost; natural / PGD-20 accuracy to expect, %")
+        table.add_column("what; cost; natural / PGD-20 to expect, % (digits: protocol mart, CIFAR-10: dat)")
         for recipe in shown:
             table.add_row(recipe.name, f"{recipe.about}; {recipe.cost}; {recipe.expect}")
         for group, members in groups.items() if name is None else ():

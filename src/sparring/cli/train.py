@@ -15,7 +15,7 @@ from typing import Annotated
 import torch
 import tyro
 
-from sparring import recipes, runs
+from sparring import recipes, runs, schedules
 from sparring.cli.arguments import parse
 from sparring.cli.progress import TrainingBar
 from sparring.cli.screen import let_go
@@ -189,4 +189,6 @@ def _summary(folder: Path) -> None:
             f"{name}: epoch {record['epoch']}, validation natural {record['natural']:.1%}, "
             f"PGD-10 {record['pgd10']:.1%}  ({folder / f'{name}.safetensors'})"
         )
-    print(f"Now measure it on test data: {shlex.join(['sparring', 'evaluate', str(folder)])}")
+    eps = max(runs.open_run(folder).config.attack.eps.values())
+    radius = [] if abs(eps - 8 / 255) < 1e-3 else ["--eps", schedules.spell(eps)]  # the paper's protocols have 8/255
+    print(f"Now measure it on test data: {shlex.join(['sparring', 'evaluate', str(folder), *radius])}")
