@@ -1,0 +1,72 @@
+"""Does the engine cost anything where it is off? One epoch of FAT on digits by `train.one_epoch` on a CPU, against the
+barest loop that does the same: batch, friendly_pgd, backward, SGD. In turns, in one process; the ratio is what counts.
+
+    python benchmarks/bench_cpu_training.py [OUT.json]
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+from sparring import recipes, runs, train
+from sparring.attacks import friendly_pgd
+from sparring.config import model_facts
+from sparring.data import batches, count_batches, hold_out, load
+from sparring.seeds import generator
+
+CPU, TURNS = torch.device("cpu"), 7
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    config = recipes.find("fat-digits").config
+    data = load("digits")
+    training, _ = hold_out(data.train, config.validation, seed=0)
+    steps = count_batches(len(training), config.batch_size)
+
+    def ours() -> float:
+        state = train.begin(config, model_facts(config, data), CPU)
+        engine = train.engine_for(config, state, data, CPU, "auto")
+        began = time.perf_counter()
+        train.one_epoch(state, config, engine, training, steps, [], lambda: None, None, lambda: False)
+        return time.perf_counter() - began
+
+    def bare() -> float:
+        state = train.begin(config, model_facts(config, data), CPU)
+        model, optimizer = state.model.train(), state.optimizer
+        began = time.perf_counter()
+        for step, (x, y) in enumerate(batches(training, config.batch_size, seed=0, epoch=1)):
+            s = config.attack.at(1, config.epochs)
+            given = {"eps": s.eps, "step_size": s.step_size, "steps": s.steps, "tau": s.tau, "start": s.start}
+            optimizer.param_groups[0]["lr"] = config.lr.at(1 + step / steps, config.epochs)
+            found = friendly_pgd(model, x, y, generator=generator(CPU, 0, 1, step), **given)
+            optimizer.zero_grad()
+            F.cross_entropy(model(found.x_adv), y).backward()
+            optimizer.step()
+        return time.perf_counter() - began
+
+    ours(), bare()
+    pairs = [(ours(), bare()) for _ in range(TURNS)]
+    ratios = [one / other for one, other in pairs]
+    found = {
+        "median_ratio": statistics.median(ratios),
+        "ratios": ratios,
+        "n": TURNS,
+        **runs.environment(CPU),
+        "command": "python benchmarks/bench_cpu_training.py",
+    }
+    print(f"train.one_epoch takes {found['median_ratio']:.3f} of the bare loop's time", end=" ")
+    print(f"({min(ratios):.3f}-{max(ratios):.3f}, n={TURNS}, one CPU thread)")
+    if len(sys.argv) > 1:
+        Path(sys.argv[1]).write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
