@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib
 import threading
 
 import pytest
@@ -8,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from sparring import models
-from sparring.engine.fold import ConvUnit, Dense, ScaleShift, fold
+from sparring.engine.fold import ConvUnit, Dense, ScaleShift, agrees, fold
 from tests.evaluation.test_fast import awake
 
 
@@ -39,6 +40,15 @@ def test_folding_keeps_function_and_gradient(name, kinds, fused):
     one, other = model(x), network(x)
     torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(*(torch.autograd.grad(z[:, 3].sum(), x)[0] for z in (one, other)), rtol=1e-9, atol=1e-12)
+
+
+def test_shortcuts_lend_their_bias_and_the_last_layer_pools():
+    network = fold(build("resnet18"), dtype=torch.float64, fused=True)
+    assert len(network.loans) == 3 and all(lender.lends and not unit.lends for unit, lender in network.loans)
+    assert network.units[-1].pools
+    wide = fold(build("wrn-16-2"), dtype=torch.float64, fused=True)  # is compiled: the compiler sees to it
+    assert not wide.units[-1].pools
+    assert not fold(build("resnet18"), dtype=torch.float64, fused=False).loans
 
 
 def test_what_two_layers_read_comes_twice():
@@ -175,3 +185,21 @@ def test_tracing_minds_its_own_thread():
         stop.set()
         other.join()
     assert not failed
+
+
+def test_fused_operations_are_tried_before_they_are_trusted(monkeypatch):
+    model, x = build("resnet18", torch.float32), images(torch.float32)
+    fused, plain = (fold(model, dtype=torch.float32, fused=fused) for fused in (True, False))
+    assert agrees(fused, plain, x)
+    assert not agrees(fused, None, x)
+
+    def missing(*args, **kwargs):
+        raise RuntimeError("no such operation on this device")
+
+    def wrong(x, z, weight, bias, stride, padding, *, twice):
+        y = torch.relu(-F.conv2d(x, weight, bias, stride, padding))
+        return (y, y) if twice else y
+
+    for fault in (missing, wrong):
+        monkeypatch.setattr(importlib.import_module("sparring.engine.units"), "conv_relu", fault)
+        assert not agrees(fused, plain, x)

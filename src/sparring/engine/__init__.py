@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from sparring.attacks import Found, friendly_pgd
 from sparring.engine.average import Average
-from sparring.engine.fold import Folded, fold
+from sparring.engine.fold import Folded, agrees, fold
 from sparring.engine.graphs import on
 from sparring.engine.update import FastUpdate, LossOf, PlainUpdate, Update
 from sparring.engine.walk import FastWalk
@@ -81,6 +81,11 @@ def prepare(
     dtype = next(model.parameters()).dtype
     how_to_fold: dict[str, Any] = {"dtype": torch.bfloat16 if half else dtype, "fused": half and cuda}
     folded = fold(model, **how_to_fold)
+    if folded is not None and how_to_fold["fused"]:
+        plain_folded = fold(model, **how_to_fold | {"fused": False})
+        probe = torch.rand((8, *shape), generator=torch.Generator().manual_seed(0)).to(device)
+        if not agrees(folded, plain_folded, probe):
+            folded, how_to_fold["fused"] = plain_folded, False
     network: Network = _as_it_is(model, half) if folded is None else folded
     walked = network
     if folded is not None and half and cuda and folded.pointwise:
@@ -96,6 +101,8 @@ def prepare(
             average.move()
 
     how = "unfolded, for the model cannot be traced" if folded is None else "batch-norm folded"
+    if half and cuda and not how_to_fold["fused"]:
+        how += ", plain operations, for fused ones fail on this device"
     update = FastUpdate(
         model,
         optimizer,

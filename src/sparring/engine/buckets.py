@@ -10,8 +10,12 @@ from bisect import bisect_left
 
 
 def bucket_sizes(batch: int, *, every: int = 16) -> tuple[int, ...]:
-    """The multiples of `every` below `batch`, and `batch` itself."""
-    return (*range(every, batch, every), batch)
+    """The multiples of `every` below `batch`, and `batch` itself; up to half of it twice as many.
+
+    FAT's late steps, of which there are most, have small sets.
+    """
+    fine = max(1, every // 2)
+    return tuple(sorted({*range(fine, batch // 2 + 1, fine), *range(every, batch, every), batch}))
 
 
 def fitting(sizes: tuple[int, ...], count: int) -> int:

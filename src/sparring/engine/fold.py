@@ -19,160 +19,13 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from sparring.attacks.setting import quiet
-from sparring.engine.fused import conv_relu, kernels_for, split, split_in_one
+from sparring.engine.fused import kernels_for
 from sparring.engine.graphs import STARTING
+from sparring.engine.units import ConvUnit, Dense, ScaleShift, Unit
 
 _Norm = nn.modules.batchnorm._NormBase  # with statistics, though perhaps without weights
 _ADDS: set[Any] = {operator.add, torch.add}
 _RELUS: set[Any] = {F.relu, torch.relu}
-
-
-class ConvUnit(nn.Module):
-    """A convolution with what is folded into it: batch-norm, an addition, a ReLU."""
-
-    weight: Tensor
-    bias: Tensor
-
-    def __init__(self, conv: nn.Conv2d, norm: nn.BatchNorm2d | None, *, first: bool, dtype: torch.dtype) -> None:
-        super().__init__()
-        # Held in a tuple so that the parameters stay the model's and are not registered here.
-        self.source = (conv, norm)
-        self.stride, self.padding, self.dilation, self.groups = conv.stride, conv.padding, conv.dilation, conv.groups
-        # bf16 keeps 8 bits: a pixel near 1 would be rounded to 1/256. The first layer sees each pixel as a sum of two
-        # bf16 numbers in channels of their own, which keeps 16 bits; zeros fill the channels up to a power of 2.
-        self.split = first and dtype == torch.bfloat16
-        shape = list(conv.weight.shape)
-        if self.split:
-            self.inputs = shape[1]
-            shape[1] = max(8, 1 << (2 * self.inputs - 1).bit_length())
-        like = conv.weight
-        self.register_buffer("weight", torch.zeros(shape, dtype=dtype, device=like.device))
-        self.register_buffer("bias", torch.zeros(shape[0], dtype=dtype, device=like.device))
-        self.relu, self.fused, self.twice = False, False, False
-
-    @torch.no_grad()
-    def refresh(self) -> None:
-        """Take over the model's weights."""
-        conv, norm = self.source
-        weight = conv.weight
-        bias = conv.bias
-        if norm is not None:
-            assert norm.running_mean is not None and norm.running_var is not None
-            scale = torch.rsqrt(norm.running_var + norm.eps)
-            if norm.weight is not None:
-                scale = scale * norm.weight
-            weight = weight * scale[:, None, None, None]
-            shift = norm.running_mean if bias is None else norm.running_mean - bias
-            bias = -shift * scale
-            if norm.bias is not None:
-                bias = bias + norm.bias
-        if bias is not None:
-            self.bias.copy_(bias)
-        if self.split:
-            self.weight[:, : self.inputs].copy_(weight)
-            self.weight[:, self.inputs : 2 * self.inputs].copy_(weight)
-        else:
-            self.weight.copy_(weight)
-
-    @property
-    def in_a_row(self) -> bool:
-        """Whether weights go over one by one, times a scale: in the same order in memory, to bf16, with batch-norm."""
-        conv, norm = self.source
-        weights = conv.weight, self.weight
-        return (
-            norm is not None
-            and norm.affine
-            and conv.bias is None
-            and self.weight.dtype == torch.bfloat16
-            and conv.weight.dtype == torch.float32
-            and weights[0].shape == weights[1].shape
-            and weights[0].stride() == weights[1].stride()
-            and weights[0].stride(0) == weights[0][0].numel()
-        )
-
-    def addresses(self) -> tuple[list[Tensor], float]:
-        """What `kernels.FoldAll` reads and writes."""
-        conv, norm = self.source
-        assert norm is not None and norm.running_mean is not None and norm.running_var is not None
-        read = [conv.weight, norm.running_mean, norm.running_var, norm.weight, norm.bias]
-        return [tensor.detach() for tensor in (*read, self.weight, self.bias)], norm.eps
-
-    def forward(self, x: Tensor, z: Tensor | None = None) -> Any:
-        """relu(conv(x) [+ z]), or without the ReLU; a pair of it where two layers read it."""
-        if self.split:
-            filled = self.weight.shape[1]
-            x = split_in_one(x, filled) if self.fused else split(x, filled)
-        if self.fused and self.relu:
-            return conv_relu(x, z, self.weight, self.bias, self.stride, self.padding, twice=self.twice)
-        out = F.conv2d(x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
-        if z is not None:
-            out = out + z
-        if self.relu:
-            out = F.relu(out)
-        return (out, out) if self.twice else out
-
-
-class ScaleShift(nn.Module):
-    """A batch-norm in eval mode with no convolution before it."""
-
-    scale: Tensor
-    shift: Tensor
-
-    def __init__(self, norm: nn.BatchNorm2d, *, dtype: torch.dtype) -> None:
-        super().__init__()
-        assert norm.running_mean is not None
-        self.source = (norm,)
-        shape = (1, norm.num_features, 1, 1)
-        self.register_buffer("scale", torch.zeros(shape, dtype=dtype, device=norm.running_mean.device))
-        self.register_buffer("shift", torch.zeros(shape, dtype=dtype, device=norm.running_mean.device))
-
-    @torch.no_grad()
-    def refresh(self) -> None:
-        """Take over the model's statistics."""
-        (norm,) = self.source
-        assert norm.running_mean is not None and norm.running_var is not None
-        scale = torch.rsqrt(norm.running_var + norm.eps)
-        if norm.weight is not None:
-            scale = scale * norm.weight
-        shift = -norm.running_mean * scale
-        if norm.bias is not None:
-            shift = shift + norm.bias
-        self.scale.copy_(scale.reshape(self.scale.shape))
-        self.shift.copy_(shift.reshape(self.shift.shape))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x * scale + shift."""
-        return torch.addcmul(self.shift, x.to(self.scale.dtype), self.scale)
-
-
-class Dense(nn.Module):
-    """A linear layer."""
-
-    weight: Tensor
-    bias: Tensor
-
-    def __init__(self, linear: nn.Linear, *, first: bool, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.source = (linear,)
-        self.gives = dtype
-        dtype = torch.float32 if first and dtype == torch.bfloat16 else dtype  # it reads pixels: see ConvUnit
-        self.register_buffer("weight", torch.zeros_like(linear.weight, dtype=dtype))
-        self.register_buffer("bias", torch.zeros(linear.out_features, dtype=dtype, device=linear.weight.device))
-
-    @torch.no_grad()
-    def refresh(self) -> None:
-        """Take over the model's weights."""
-        (linear,) = self.source
-        self.weight.copy_(linear.weight)
-        if linear.bias is not None:
-            self.bias.copy_(linear.bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The affine map."""
-        return F.linear(x.to(self.weight.dtype), self.weight, self.bias).to(self.gives)
-
-
-Unit = ConvUnit | ScaleShift | Dense
 
 
 class Folded(nn.Module):
@@ -183,6 +36,7 @@ class Folded(nn.Module):
         self.graph, self.units = graph, units
         self.of = (model,)
         self.at_once: tuple[Callable[[], None], set[Unit]] | None = None
+        self.loans: list[tuple[ConvUnit, ConvUnit]] = []  # (who adds, who lends its bias)
 
     @property
     def pointwise(self) -> bool:
@@ -198,6 +52,8 @@ class Folded(nn.Module):
         for unit in self.units:
             if unit not in those:
                 unit.refresh()
+        if self.loans:
+            torch._foreach_add_([unit.bias for unit, _ in self.loans], [lender.bias for _, lender in self.loans])
 
     def _most_at_once(self) -> tuple[Callable[[], None], set[Unit]]:
         """Work that refreshes many units in one launch, and which; nothing and none where that cannot be."""
@@ -286,16 +142,40 @@ def fold(model: nn.Module, *, dtype: torch.dtype, fused: bool) -> Folded | None:
             return None
         else:  # pooling, normalisation of pixels: a copy, for its mode is not to follow the model's
             _become(graph, node, copy.deepcopy(module))
+    loans = [loan for node in graph.graph.nodes if (loan := _lend(graph, node)) is not None]
     for node in list(graph.graph.nodes):
         _fork(graph, node)
+        if fused and not any(isinstance(unit, ScaleShift) for unit in units):  # else a compiler sees to it
+            _pool(graph, node)
     graph.graph.lint()
     graph.recompile()
     graph.delete_all_unused_submodules()
     network = Folded(graph, units, model)
+    network.loans = loans
     if dtype == torch.bfloat16:
         network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     network.refresh()
     return network.eval()
+
+
+def agrees(fused: Folded, plain: Folded | None, x: Tensor) -> bool:
+    """Whether the fused operations run where x is and compute what the plain ones do there, but for rounding."""
+    if plain is None:
+        return False
+    found = []
+    try:
+        for network in (fused, plain):
+            with torch.enable_grad():
+                point = x.clone().requires_grad_()
+                logits = network(point)
+                (gradient,) = torch.autograd.grad(logits.square().sum(), point)
+            found.append((logits.detach(), gradient.flatten()))
+    except Exception:  # a library that lacks an operation, a compiler that is not there
+        return False
+    (ours, uphill), (theirs, reference) = found
+    near = torch.allclose(ours, theirs, rtol=0.1, atol=0.1 * float(theirs.abs().max()) + 1e-6)
+    # Gradients of a ReLU network jump with rounding: 0.9 is far below what bf16 makes of one and far above a fault.
+    return near and bool(torch.cosine_similarity(uphill, reference, dim=0) > 0.9 or not reference.any())
 
 
 def _module(graph: fx.GraphModule, node: fx.Node | None) -> nn.Module | None:
@@ -357,6 +237,37 @@ def _fork(graph: fx.GraphModule, node: fx.Node) -> None:
     for index, user in enumerate(list(node.users)):
         with graph.graph.inserting_after(node):
             user.replace_input_with(node, graph.graph.call_function(operator.getitem, (node, index)))
+
+
+def _lend(graph: fx.GraphModule, node: fx.Node) -> tuple[ConvUnit, ConvUnit] | None:
+    """A convolution that is only added to a fused one (a shortcut) leaves its bias to that one: a launch less."""
+    unit = _module(graph, node)
+    if not (isinstance(unit, ConvUnit) and unit.fused and unit.relu and len(node.args) == 2):
+        return None
+    other = node.args[1]
+    lender = _module(graph, other) if isinstance(other, fx.Node) and _only_user(other) is node else None
+    if not isinstance(lender, ConvUnit) or lender.relu or lender is unit:
+        return None
+    lender.lends = True
+    return unit, lender
+
+
+def _pool(graph: fx.GraphModule, node: fx.Node) -> None:
+    """h.mean((2, 3)) and the linear layer behind it, as one."""
+    unit = _module(graph, node)
+    before = node.args[0] if node.args else None
+    if (
+        isinstance(unit, Dense)
+        and isinstance(before, fx.Node)
+        and before.op == "call_method"
+        and before.target == "mean"
+        and tuple(before.args[1:]) in (((2, 3),), ([2, 3],), (2, 3))
+        and not before.kwargs
+        and _only_user(before) is node
+    ):
+        unit.pools = True
+        node.args = (before.args[0],)
+        graph.graph.erase_node(before)
 
 
 def _take_relu(graph: fx.GraphModule, relu: fx.Node, before: fx.Node, unit: ConvUnit) -> None:

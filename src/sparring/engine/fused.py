@@ -37,6 +37,41 @@ def split_in_one(x: Tensor, filled: int) -> Tensor:
     return pairs
 
 
+def pool_dense(h: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """The mean over the area of a feature map and the linear layer behind it; logits in fp32 (or the map's fp64)."""
+    logits: Tensor = _PoolDense.apply(h, weight, bias)  # type: ignore[no-untyped-call]
+    return logits
+
+
+class _PoolDense(torch.autograd.Function):
+    """Two launches where pooling, a small matrix product and their gradients are ten; backward to h only."""
+
+    @staticmethod
+    def forward(ctx: Any, h: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        ctx.save_for_backward(h, weight)
+        kernels = _pooling(h)
+        if kernels is not None:
+            logits: Tensor = kernels.pool_dense(h, weight, bias)
+            return logits
+        wide = torch.promote_types(h.dtype, torch.float32)
+        return F.linear(h.to(wide).mean((2, 3)), weight.to(wide), bias.to(wide))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        h, weight = ctx.saved_tensors
+        kernels = _pooling(h)
+        if kernels is not None:
+            return kernels.pool_dense_back(gradients[0], weight, h), None, None
+        flat = gradients[0] @ weight.to(gradients[0].dtype) / h[0, 0].numel()
+        return flat.to(h.dtype)[:, :, None, None].expand_as(h), None, None
+
+
+def _pooling(h: Tensor) -> ModuleType | None:
+    """The kernels, for what they can read."""
+    fits = h.dtype == torch.bfloat16 and h.is_contiguous(memory_format=torch.channels_last)
+    return kernels_for(h.device) if fits else None
+
+
 class _ConvReLU(torch.autograd.Function):
     """relu(conv(x) + bias [+ z]) in one cuDNN call; backward to x and z only.
 

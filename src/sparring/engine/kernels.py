@@ -1,4 +1,4 @@
-"""The bookkeeping of an attack step in few launches: what would be some forty small operations, as six Triton kernels.
+"""The small work of an attack step in few launches: what would be some fifty operations, as a few Triton kernels.
 
 A step at a small active set costs what its launches cost, so they are counted here. Every kernel has a plain twin in
 torch (`active.py`, `fold.py`), which is what runs where Triton is missing and what the kernels are tested against, on
@@ -155,6 +155,60 @@ def _relu_back(first, second, y, out, count, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def _pool_dense(
+    h,  # (images, area, channels): channels last
+    weight,  # (classes, channels)
+    bias,
+    out,  # (images, classes), fp32
+    area,
+    channels,
+    classes,
+    AREA: tl.constexpr,
+    BLOCK: tl.constexpr,
+    CLASSES: tl.constexpr,
+):
+    """One image: the mean over its area, and the last layer."""
+    image = tl.program_id(0).to(tl.int64)
+    place, k = tl.arange(0, AREA), tl.arange(0, CLASSES)
+    logits = tl.load(bias + k, mask=k < classes, other=0.0).to(tl.float32)
+    for start in range(0, channels, BLOCK):
+        c = start + tl.arange(0, BLOCK)
+        here = (place < area)[:, None] & (c < channels)[None, :]
+        values = tl.load(h + (image * area + place[:, None]) * channels + c[None, :], mask=here, other=0.0)
+        pooled = tl.sum(values.to(tl.float32), 0) / area
+        known = (k < classes)[:, None] & (c < channels)[None, :]
+        w = tl.load(weight + k[:, None] * channels + c[None, :], mask=known, other=0.0).to(tl.float32)
+        logits += tl.sum(w * pooled[None, :], 1)
+    tl.store(out + image * classes + k, logits, mask=k < classes)
+
+
+@triton.jit
+def _pool_dense_back(
+    gradient,  # (images, classes), fp32
+    weight,
+    out,  # (images, area, channels)
+    area,
+    channels,
+    classes,
+    AREA: tl.constexpr,
+    BLOCK: tl.constexpr,
+    CLASSES: tl.constexpr,
+):
+    """One image: the gradient of the logits back to every place of its area."""
+    image = tl.program_id(0).to(tl.int64)
+    place, k = tl.arange(0, AREA), tl.arange(0, CLASSES)
+    g = tl.load(gradient + image * classes + k, mask=k < classes, other=0.0)
+    for start in range(0, channels, BLOCK):
+        c = start + tl.arange(0, BLOCK)
+        known = (k < classes)[:, None] & (c < channels)[None, :]
+        w = tl.load(weight + k[:, None] * channels + c[None, :], mask=known, other=0.0).to(tl.float32)
+        back = tl.sum(w * g[:, None], 0) / area
+        here = (place < area)[:, None] & (c < channels)[None, :]
+        value = tl.broadcast_to(back[None, :], (AREA, BLOCK)).to(tl.bfloat16)
+        tl.store(out + (image * area + place[:, None]) * channels + c[None, :], value, mask=here)
+
+
+@triton.jit
 def _fold(
     table,  # (units, 8): addresses of source, mean, variance, weight, bias, target, target bias; a channel's length
     units,  # (programs,): which unit a program works for
@@ -250,6 +304,39 @@ def relu_back(first: Tensor, second: Tensor, y: Tensor) -> Tensor:
     out = torch.empty_like(y)
     _relu_back[(triton.cdiv(y.numel(), _BLOCK),)](first, second, y, out, y.numel(), _BLOCK)
     return out
+
+
+def pool_dense(h: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Logits in fp32 of a feature map in bf16, channels last: mean over its area, then the linear layer."""
+    images, channels, height, width = h.shape
+    out = torch.empty((images, len(weight)), dtype=torch.float32, device=h.device)
+    area = height * width
+    _pool_dense[(images,)](h, weight, bias, out, area, channels, len(weight), *_blocks(area, channels, len(weight)))
+    return out
+
+
+def pool_dense_back(gradient: Tensor, weight: Tensor, like: Tensor) -> Tensor:
+    """The gradient of `pool_dense` at the feature map `like`."""
+    images, channels, height, width = like.shape
+    out = torch.empty_like(like)
+    area = height * width
+    _pool_dense_back[(images,)](
+        gradient.contiguous(),
+        weight,
+        out,
+        area,
+        channels,
+        len(weight),
+        *_blocks(area, channels, len(weight)),
+    )
+    return out
+
+
+def _blocks(area: int, channels: int, classes: int) -> tuple[int, int, int]:
+    """Area and classes whole, channels in pieces: about 4,096 values at a time."""
+    wide, most = triton.next_power_of_2(area), triton.next_power_of_2(classes)
+    piece = max(16, min(triton.next_power_of_2(channels), 4096 // max(wide, most)))
+    return wide, piece, most
 
 
 class FoldAll:

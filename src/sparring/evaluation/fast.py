@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from sparring.attacks.setting import Model
-from sparring.engine.fold import fold
+from sparring.engine.fold import agrees, fold
 
 Precision = Literal["fp32", "bf16"]
 
@@ -40,8 +40,11 @@ def gradient_model(model: Model, probe: Tensor, *, precision: Precision, compile
     if not isinstance(model, nn.Module) or not _folds(model, probe):
         return _autocast(model)
     # cuDNN's fused convolutions are as fast as compiled ones on a ResNet and need no compiling.
-    network = fold(model, dtype=torch.bfloat16, fused=probe.is_cuda and not compiled)
+    network = fold(model, dtype=torch.bfloat16, fused=False)
     assert network is not None
+    if probe.is_cuda and not compiled:
+        fused = fold(model, dtype=torch.bfloat16, fused=True)
+        network = fused if fused is not None and agrees(fused, network, probe.float()) else network
     try:  # bf16 and channels_last may not suit what a stranger's forward does
         with torch.enable_grad():
             point = probe.float().requires_grad_()
