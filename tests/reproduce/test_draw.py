@@ -113,8 +113,16 @@ def test_the_pictures_that_explain(kind, measured, tmp_path):
     assert len(found) == (2 if kind == "mixture" else 1)
     for path, caption in found.items():
         check_picture(path.read_bytes())
-        assert "%" in caption or "bits" in caption
-    assert [picture.caption for picture in draw.exhibit(collected).pictures] == list(found.values())
+        assert "%" in caption or "bits" in caption or "t-SNE" in caption
+        assert "seed 0" in caption.lower()
+    assert len(set(found.values())) == len(found)  # no caption twice
+    shown = draw.exhibit(collected)
+    assert [picture.caption for picture in shown.pictures] == list(found.values())
+    for picture in shown.pictures:
+        check_picture(picture.narrow)
+        wide, tall = (Image.open(io.BytesIO(png)).width for png in (picture.png, picture.narrow))
+        assert tall < 500 and tall <= wide  # readable on a phone
+    assert "onfirmed" in shown.seen
 
 
 @pytest.mark.parametrize("item", paper.ITEMS.values(), ids=lambda item: item.name)

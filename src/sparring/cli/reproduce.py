@@ -33,6 +33,7 @@ from sparring.reproduce import Bench, Job, Stopped, carry_out, cost, lend, plan,
 from sparring.reproduce.collect import Collected, collect, lines, notes
 from sparring.reproduce.draw import draw
 from sparring.reproduce.headline import headline
+from sparring.reproduce.verdict import seen
 
 DESCRIPTION = """Regenerate a table or figure of the paper, beside the paper's own numbers. Finished runs are used
 again, interrupted ones continue. Without an item: the list of items, their cost on one H200, and what is measured.
@@ -208,6 +209,8 @@ def show(collected: Collected, screen: Screen) -> None:
     told: Callable[[str], None] = lambda line: screen.print(line, highlight=False)  # noqa: E731
     for note in notes(collected):
         told(note)
+    if collected.found:
+        told(f"What we see: {seen(collected)}")
     drawn = draw(collected)
     for caption in dict.fromkeys(drawn.values()):
         if caption:

@@ -76,6 +76,7 @@ class Picture:
     png: bytes
     alt: str
     caption: str
+    narrow: bytes = b""  # the same with its panels one below the other, for a phone
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,7 @@ class Exhibit:
     where: str  # in the paper
     title: str
     see: str  # what to look for
+    seen: str = ""  # what came of it here
     columns: Sequence[str] = ()
     lines: Sequence[Line] = ()
     drawings: Sequence[Drawing] = ()

@@ -123,7 +123,7 @@ def notes(collected: Collected) -> list[str]:
     if "lite" in scales:
         told.append(f"Lite scale: {item.lite}.")
     if shown:
-        told.append(f"{_images(shown)}Hardware: {_hardware(shown)}.")
+        told.append(f"{_images(shown)}{_seeds(shown)} Hardware: {_hardware(shown)}.")
     told += _doubts(shown)
     told += [_course(result) for result in collected.begun]
     if collected.other:
@@ -139,6 +139,12 @@ def _images(shown: Sequence[Result]) -> str:
             counts.setdefault("AutoAttack (eps 8/255)" if name == "autoattack" else "attacks", set()).add(fact["n"])
     parts = [f"{kind}: n = {' or '.join(f'{n:,}' for n in sorted(ns))} test images" for kind, ns in counts.items()]
     return "; ".join(parts)[:1].upper() + "; ".join(parts)[1:] + ". " if parts else ""
+
+
+def _seeds(shown: Sequence[Result]) -> str:
+    """'Seeds: 0, 1, 2.'"""
+    seeds = sorted({int(result["seed"]) for result in shown})
+    return f"Seed{'s' if len(seeds) > 1 else ''}: {', '.join(map(str, seeds))}."
 
 
 def _hardware(shown: Sequence[Result]) -> str:

@@ -18,6 +18,7 @@ from sparring.report.page import Drawing, Exhibit, Picture
 from sparring.report.panels import Lines
 from sparring.reproduce import planes
 from sparring.reproduce.collect import Collected, about, cells, lines, notes
+from sparring.reproduce.verdict import seen
 
 Series = dict[str, tuple[list[float], list[float]]]
 
@@ -48,6 +49,7 @@ def exhibit(collected: Collected) -> Exhibit:
         where=item.where,
         title=item.title,
         see=item.see,
+        seen=seen(collected),
         columns=list(item.columns) if table else (),
         lines=table,
         drawings=_tradeoffs(item.name, table) if table else _curves(collected) if lined else (),
@@ -61,8 +63,10 @@ def _document(collected: Collected) -> str:
     item = collected.item
     said = "".join(f"\n- {note}" for note in notes(collected))
     table = markdown(list(item.columns), lines(collected))
+    ours = f"\n\nWhat we see: {seen(collected)}" if collected.found else ""
     return (
-        f"# {item.where}: {item.title}\n\nTest accuracy in per cent. What the paper sees: {item.see}\n\n{table}{said}\n"
+        f"# {item.where}: {item.title}\n\nTest accuracy in per cent. What the paper sees: {item.see}{ours}\n\n"
+        f"{table}{said}\n"
         f"\nDrawn from the JSON files beside this one: `sparring reproduce {item.name} --draw`\n"
     )
 
