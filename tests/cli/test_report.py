@@ -63,6 +63,8 @@ def test_one_item(sparring, measured):
     assert sparring("report", measured / "results" / "fig-tiny", "--out", "one.html", "--title", "Mine").code == 0
     text, _ = page("one.html")
     assert "Figure 0" in text and "Table 0" not in text and "<h1>Mine</h1>" in text
+    assert f"<code>sparring report {measured}/results/fig-tiny --out one.html --title Mine</code>" in text
+    assert "What we see:" in text
 
 
 def test_runs(sparring, evaluated, finished):
@@ -87,8 +89,8 @@ def test_data_that_are_gone_cost_only_the_walks(sparring, evaluated, tmp_path):
 
 
 def test_wrong_words(sparring, tmp_path):
-    sparring("report", "runs/nope").mends("there is no runs/nope")
-    sparring("report").mends("there is no results", "sparring reproduce")
+    sparring("report", "runs/nope").mends("runs/nope does not exist")
+    sparring("report").mends("results does not exist", "sparring reproduce")
     (tmp_path / "results").mkdir()
     sparring("report").mends("nothing to report in results", "sparring reproduce fig-motivation")
     (tmp_path / "odd").mkdir()

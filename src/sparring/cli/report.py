@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -63,7 +64,7 @@ def run(argv: list[str]) -> int:
     facts = {
         "Sources": ", ".join(map(str, options.paths)),
         "Versions": f"sparring {where['sparring']}, torch {where['torch']}, Python {where['python']} (of the page)",
-        "Command": where["command"],
+        "Command": shlex.join(["sparring", "report", *argv]),
     }
     write_page(
         options.out,
@@ -82,7 +83,9 @@ def run(argv: list[str]) -> int:
 def _exhibits(path: Path) -> list[Exhibit]:
     """The items in a folder of results: of one item, or of all."""
     if not path.exists():
-        raise UserError(f"there is no {path}. Give run folders or folders of results; the results: sparring reproduce.")
+        raise UserError(
+            f"{path} does not exist. Give run folders or folders of results; to get results: sparring reproduce ITEM."
+        )
     if path.is_dir() and path.name in paper.ITEMS:
         names, top = [path.name], path.parent
     else:
