@@ -176,10 +176,22 @@ def test_protocols_of_one_file_and_one_radius_keep_their_columns_apart(sparring,
     words = ["--protocol", "mart", "trades", "quick", "--limit", "20", "--no-doubts", "--device", "cpu"]
     assert evaluate([str(folder), *words]) == 0
     rows = {row.measured: row.accuracies for row in methods(folder)}
-    assert list(rows["eps 8/255, 20 images of digits, protocols mart and quick"]) == [
+    assert list(rows["eps 8/255, 20 images of digits, protocols mart + quick"]) == [
         "Natural", "FGSM (mart)", "PGD-10", "PGD-20 (mart)", "C&W (mart)", "Worst case",
     ]  # fmt: skip
     assert "PGD-20 (trades)" in rows["eps 0.031, 20 images of digits, protocol trades"]
+
+
+def test_many_columns_are_set_as_a_grid(sparring, evaluated, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(evaluated, folder)
+    assert sparring("report", folder, "--walks", 0).code == 0
+    assert '<table class="results" ' in page()[0] and "★" not in page()[1].text  # one run: best of nothing
+    words = ["--protocol", "figure", "tau", "trades", "--eps", "0.1", "--limit", "8", "--no-doubts", "--device", "cpu"]
+    assert evaluate([str(folder), *words]) == 0
+    assert sparring("report", folder, "--walks", 0).code == 0
+    text = page()[0]
+    assert '<table class="results many" ' in text and 'data-column="PGD-20, 2 eps"' in text
 
 
 def test_stars_compare_only_what_was_measured_alike():

@@ -40,6 +40,11 @@ def test_an_exhibit_of_a_table_has_ours_the_papers_and_both_trade_offs(measured)
     )
 
 
+def test_columns_that_are_empty_for_everybody_are_left_out(tmp_path):
+    item = paper.find("table1")
+    assert list(draw.exhibit(collect(item, tmp_path)).columns) == [c for c in item.columns if c != "AutoAttack"]
+
+
 def points(measured, tmp_path):
     """fig-tau in small: two networks, three taus, one of them with two seeds."""
     rows = tuple(

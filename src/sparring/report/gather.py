@@ -27,6 +27,7 @@ COLUMNS = {
     "fgsm": "FGSM",
     "pgd10": "PGD-10",
     "pgd20": "PGD-20",
+    "pgd20-2eps": "PGD-20, 2 eps",
     "pgd100": "PGD-100",
     "cw30": "C&W",
     "autoattack": "AutoAttack",
@@ -117,10 +118,10 @@ def _accuracies(records: Sequence[Record], eps: float) -> dict[str, float]:
 
 
 def _protocols(records: Sequence[Record]) -> str:
-    """'protocol dat', 'protocols dat and autoattack'."""
+    """'protocol dat', 'protocols dat + autoattack'."""
     names = list(dict.fromkeys(name.partition("@")[2] for record in records for name in record.serves))
     names = [name for name in names if name]
-    return f"protocol{'s' if len(names) > 1 else ''} {' and '.join(names)}" if names else ""
+    return f"protocol{'s' if len(names) > 1 else ''} {' + '.join(names)}" if names else ""
 
 
 def _how(records: Sequence[Record]) -> str:

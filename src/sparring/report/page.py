@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import io
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -17,7 +18,7 @@ from typing import Any
 
 import jinja2
 import numpy as np
-from markupsafe import Markup
+from markupsafe import Markup, escape
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -28,6 +29,7 @@ from sparring.report.beside import Line, best, spell
 from sparring.report.walk import Walk
 
 _LEAST_PIXELS = 96  # smaller images are enlarged, every pixel a square
+_MANY = 8  # columns of numbers: with more a row is set as a grid, as on a phone
 _COLUMNS = {  # what the usual columns mean, for a reader who is new to them
     "Natural": "the test images as they are",
     "FGSM": "after one large step against the model",
@@ -230,9 +232,10 @@ def chance(probability: float) -> str:
     return f"{100 * probability:.0f}\u00a0%" if probability <= 0.99 else ">99\u00a0%"
 
 
-def unbroken(text: str) -> str:
-    """A number and its per cent sign stay on one line."""
-    return text.replace(" %", "\u00a0%")
+def unbroken(text: str) -> Markup:
+    """A number and its per cent sign stay on one line, and so does an attack's name (PGD-20-0)."""
+    kept = str(escape(text.replace(" %", "\u00a0%")))
+    return Markup(re.sub(r"PGD-\d+(-\d+)?", r'<span class="whole">\g<0></span>', kept))  # of what is escaped already
 
 
 def png(image: NDArray[np.float32]) -> str:
@@ -260,7 +263,7 @@ def _templates() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     environment.filters |= {"chance": chance, "png": png, "unbroken": unbroken, "embedded": embedded, "spell": spell}
-    environment.globals["best"] = best
+    environment.globals |= {"best": best, "many": _MANY}
     return environment
 
 

@@ -50,7 +50,7 @@ def exhibit(collected: Collected) -> Exhibit:
         title=item.title,
         see=item.see,
         seen=seen(collected),
-        columns=list(item.columns) if table else (),
+        columns=[column for column in item.columns if any(column in {**line.ours, **line.paper} for line in table)],
         lines=table,
         drawings=_tradeoffs(item.name, table) if table else _curves(collected) if lined else (),
         pictures=() if lined or table else tuple(pictures(collected).values()),
