@@ -144,7 +144,11 @@ def _radius(eps: float) -> str:
 
 
 def _about(config: Config, done: int) -> str:
-    epochs = f"{config.epochs} epochs" if done >= config.epochs else f"{done} of {config.epochs} epochs"
+    epochs = (
+        f"{config.epochs} epoch{'s' if config.epochs > 1 else ''}"
+        if done >= config.epochs
+        else f"{done} of {config.epochs} epochs"
+    )
     return f"{config.objective} on {config.data}, {config.model}, {epochs}, seed {config.seed}"
 
 

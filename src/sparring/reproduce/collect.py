@@ -107,7 +107,8 @@ def about(several: Sequence[Result]) -> str:
     """'ResNet-18, 30 epochs, 3 seeds'."""
     config = several[0]["config"]
     seeds = "1 seed" if len(several) == 1 else f"{len(several)} seeds"
-    return f"{network(config['model'])}, {config['epochs']} epochs, {seeds}"
+    epochs = "1 epoch" if config["epochs"] == 1 else f"{config['epochs']} epochs"
+    return f"{network(config['model'])}, {epochs}, {seeds}"
 
 
 def network(name: str) -> str:
