@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 from pathlib import Path
@@ -12,10 +13,13 @@ from PIL import Image
 
 from sparring.cli.evaluate import run as evaluate
 from sparring.recipes import paper
+from sparring.report.gather import methods
+from sparring.report.page import Method, table
 from tests.cli.conftest import QUICK
 from tests.report.test_page import CHROMIUM, Reader
 from tests.reproduce.tiny import COURSE, TABLE
 
+COST = ("Mean BPs", "Seconds")
 ITEMS = {item.name: item for item in (TABLE, COURSE, paper.find("fig-motivation"))}
 
 
@@ -59,6 +63,8 @@ def test_one_item(sparring, measured):
     assert sparring("report", measured / "results" / "fig-tiny", "--out", "one.html", "--title", "Mine").code == 0
     text, _ = page("one.html")
     assert "Figure 0" in text and "Table 0" not in text and "<h1>Mine</h1>" in text
+    assert f"<code>sparring report {measured}/results/fig-tiny --out one.html --title Mine</code>" in text
+    assert "What we see:" in text
 
 
 def test_runs(sparring, evaluated, finished):
@@ -83,8 +89,8 @@ def test_data_that_are_gone_cost_only_the_walks(sparring, evaluated, tmp_path):
 
 
 def test_wrong_words(sparring, tmp_path):
-    sparring("report", "runs/nope").mends("there is no runs/nope")
-    sparring("report").mends("there is no results", "sparring reproduce")
+    sparring("report", "runs/nope").mends("runs/nope does not exist")
+    sparring("report").mends("results does not exist", "sparring reproduce")
     (tmp_path / "results").mkdir()
     sparring("report").mends("nothing to report in results", "sparring reproduce fig-motivation")
     (tmp_path / "odd").mkdir()
@@ -124,3 +130,87 @@ def test_renders_in_a_browser_on_a_desk_and_on_a_phone(sparring, measured, evalu
     for page in (pixels[:, :1200], pixels[:, 1200:1590]):
         assert 0.01 < (page < 120).mean() < 0.5
         assert (page[:, -12:] < 120).mean() < 0.02  # nothing runs out of the page at its right edge
+
+
+def add_evaluation(folder, name, change):
+    """A second evaluation beside the first, changed by hand."""
+    source = folder / "evaluation" / "mart-eps0.3-limit40.json"
+    facts = json.loads(source.read_text())
+    change(facts)
+    (folder / "evaluation" / f"{name}.json").write_text(json.dumps(facts))
+
+
+def all_wrong(facts):
+    for record in facts["records"]:
+        for one in record["runs"]:
+            one["correct"] = "0" * len(one["correct"])
+
+
+def test_what_was_measured_differently_stands_in_different_rows(evaluated, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(evaluated, folder)
+    (own,) = methods(folder)
+    assert own.measured == "eps 0.3, 40 images of digits, protocol mart"
+
+    def smaller(facts):
+        all_wrong(facts)
+        for record in facts["records"]:
+            record["eps"] = record["eps"] and 8 / 255
+        facts["records"] = [record for record in facts["records"] if record["name"] != "fgsm"]
+
+    add_evaluation(folder, "mart-limit40", smaller)
+    add_evaluation(folder, "mart-eps0.3-limit40-best", all_wrong)
+    add_evaluation(folder, "mart-svhn-eps0.3-limit40", lambda facts: facts["about"].update(data="svhn"))
+    rows = {row.measured: row.accuracies for row in methods(folder)}
+    assert rows[own.measured] == own.accuracies
+    assert rows["eps 8/255, 40 images of digits, protocol mart"] == dict.fromkeys(
+        ("Natural", "PGD-20", "C&W", "Worst case"), 0.0
+    )
+    assert set(rows["eps 0.3, 40 images of digits, protocol mart, best checkpoint"].values()) == {0.0}
+    assert rows["eps 0.3, 40 images of svhn, protocol mart"] == own.accuracies and len(rows) == 4
+
+
+def test_protocols_of_one_file_and_one_radius_keep_their_columns_apart(sparring, evaluated, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(evaluated, folder)
+    words = ["--protocol", "mart", "trades", "quick", "--limit", "20", "--no-doubts", "--device", "cpu"]
+    assert evaluate([str(folder), *words]) == 0
+    rows = {row.measured: row.accuracies for row in methods(folder)}
+    assert list(rows["eps 8/255, 20 images of digits, protocols mart + quick"]) == [
+        "Natural", "FGSM (mart)", "PGD-10", "PGD-20 (mart)", "C&W (mart)", "Worst case",
+    ]  # fmt: skip
+    assert "PGD-20 (trades)" in rows["eps 0.031, 20 images of digits, protocol trades"]
+
+
+def test_many_columns_are_set_as_a_grid(sparring, evaluated, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(evaluated, folder)
+    assert sparring("report", folder, "--walks", 0).code == 0
+    assert '<table class="results" ' in page()[0] and "★" not in page()[1].text  # one run: best of nothing
+    words = ["--protocol", "figure", "tau", "trades", "--eps", "0.1", "--limit", "8", "--no-doubts", "--device", "cpu"]
+    assert evaluate([str(folder), *words]) == 0
+    assert sparring("report", folder, "--walks", 0).code == 0
+    text = page()[0]
+    assert '<table class="results many" ' in text and 'data-column="PGD-20, 2 eps"' in text
+
+
+def test_stars_compare_only_what_was_measured_alike():
+    rows = [
+        Method("a", "", {"Natural": 0.5, "PGD-20": 0.9}, 1.0, 1.0, [], "eps 0.1"),
+        Method("a", "", {"Natural": 0.6, "PGD-20": 0.2}, 1.0, 1.0, [], "eps 0.3"),
+    ]
+    assert not any(cell.best for row in table(rows) for cell in row)
+    other = Method("b", "", {"Natural": 0.4, "PGD-20": 0.3}, 2.0, 2.0, [], "eps 0.3")
+    best = [(row[0].text, cell.column) for row in table([*rows, other]) for cell in row if cell.best]
+    assert set(best) == {("60.0", "Natural"), ("40.0", "PGD-20"), *((n, c) for n in ("50.0", "60.0") for c in COST)}
+
+
+def test_a_bound_beside_the_evaluations(sparring, evaluated, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(evaluated, folder)
+    words = ["--limit", 8, "--strongest", "pgd", "--resamples", 100, "--device", "cpu"]
+    assert sparring("bound", folder, *words).code == 0
+    assert list((folder / "evaluation").glob("bound*.json"))
+    said = sparring("report", folder, "--walks", 0)
+    assert said.code == 0, said
+    assert "PGD-20" in page()[0]

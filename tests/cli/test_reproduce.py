@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 import time
@@ -18,6 +19,7 @@ from sparring.recipes import paper
 from sparring.reproduce import headline
 from tests.reproduce.tiny import COURSE, TABLE
 
+TABLE1 = paper.find("table1")
 ITEMS = {item.name: item for item in (TABLE, COURSE, paper.find("fig-motivation"))}
 
 
@@ -80,7 +82,10 @@ def test_everything_is_drawn_at_once(sparring, measured, tmp_path, monkeypatch):
 def test_a_figure(sparring):
     said = sparring("reproduce", "fig-motivation")
     assert said.code == 0 and "wrote results/fig-motivation/fig-motivation.png" in said.out
-    assert "Amidst the others" in said.out.replace("\n", " ")
+    assert "Amidst the others" in said.out.replace("\n", " ") and "already measured" not in said.out
+    assert "What we see: confirmed" in said.out and "Seed 0, the only one measured." in said.out.replace("\n", " ")
+    again = sparring("reproduce", "fig-motivation")
+    assert "already measured: 1 of 1 job, in results/fig-motivation. Nothing is run" in again.out
 
 
 def test_time_is_up_and_the_same_command_continues(sparring, monkeypatch):
@@ -90,7 +95,8 @@ def test_time_is_up_and_the_same_command_continues(sparring, monkeypatch):
         patched.setattr(reproduce.time, "monotonic", lambda: next(now))
         said = sparring(*words)
     assert said.code == 0, said
-    assert "Time is up with 1 of 1 jobs left. The same command continues." in said.out
+    assert "Time is up with 1 of 1 job left. The same command continues." in said.out
+    assert "measured yet" not in said.out and "0 min" not in said.out
     begun = json.loads(Path("results/table-tiny/limit16/fat-lite-seed0.json").read_text())
     assert begun["state"] == "interrupted" and "epochs" in said.out
     said = sparring(*words)
@@ -120,7 +126,27 @@ def test_ctrl_c_ends_in_the_command_that_continues(sparring, monkeypatch):
     said.one_line("stopped in x", "Continue with: sparring reproduce table-tiny --seeds 3")
 
 
+def test_without_a_table_there_is_no_headline(sparring, monkeypatch):
+    monkeypatch.setattr(headline, "ROWS", {"table-tiny": ("madry", "fat")})
+    assert sparring("reproduce", "fig-motivation").code == 0
+    said = sparring("reproduce", "--draw")
+    assert said.code == 0 and "results/headline.md is not written" in said.out
+
+
+def test_a_table_fits_a_narrow_screen(sparring, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(paper, "ITEMS", {"table1": TABLE1})
+    said = sparring("reproduce", "table1", "--draw")
+    assert "AutoAttack" not in said.out.partition("paper takes")[0] and "BPs" not in said.out  # empty for everybody
+    for part in ("FAT 16/255", "Natural", "PGD-100", "89.34", "± 0.22", "± 0.53"):
+        assert part in said.out
+    assert max(map(len, said.out.splitlines())) <= 80
+    monkeypatch.setenv("COLUMNS", "120")
+    assert "89.34 ± 0.22" in sparring("reproduce", "table1", "--draw").out
+
+
 def test_the_plan(sparring):
+    assert "1 job " in sparring("reproduce", "table-tiny", "--plan", "--rows", "fat").out
     said = sparring("reproduce", "table-tiny", "--plan", "--seeds", 0, 1)
     assert said.code == 0 and said.out.count("missing") == 4 and "4 jobs" in said.out and not Path("runs").exists()
 
@@ -138,6 +164,9 @@ def test_the_plan(sparring):
         (["table-tiny", "--seeds", "-1"], ["seeds count from 0"]),
         (["table-tiny", "--device", "tpu"], ["unknown device 'tpu'"]),
         (["table-tiny", "--result", "x"], ["--results"]),
+        (["--rows", "fat"], ["--rows needs an item", "sparring reproduce ITEM --rows"]),
+        (["--plan"], ["--plan needs an item"]),
+        (["--draw", "--max-minutes", "5"], ["--max-minutes needs an item"]),
     ],
 )
 def test_wrong_words(sparring, words, parts):
@@ -154,7 +183,16 @@ def test_missing_data_and_a_missing_gpu(sparring, monkeypatch, tmp_path):
     (tmp_path / "cifar10" / "cifar10.npz").write_bytes(b"")
     if not torch.cuda.is_available():
         said = sparring("reproduce", "table-tiny", "--scale", "full")
-        said.mends("needs a GPU", "--scale lite", "--rows", "--device cpu")
+        said.mends("needs a GPU", "--device cpu", "minutes: sparring reproduce fig-tiny or fig-motivation")
+        assert "--scale lite" not in said.err and "--rows" not in said.err  # which would be refused as well
+        (told,) = re.findall(r"about (.*?) on an H200", said.err)
+        assert f"{told} in all" in sparring("reproduce", "table-tiny", "--scale", "full", "--plan").out
+        mixed = [replace(rows[0], configs={"full": TABLE.rows[0].configs["lite"]}), rows[1]]
+        monkeypatch.setitem(ITEMS, "table-tiny", replace(TABLE, rows=tuple(mixed)))
+        sparring("reproduce", "table-tiny", "--scale", "full").mends("here with --rows madry;")
+        both = [replace(row, configs={**row.configs, **TABLE.rows[0].configs}) for row in rows]
+        monkeypatch.setitem(ITEMS, "table-tiny", replace(TABLE, rows=tuple(both)))
+        sparring("reproduce", "table-tiny", "--scale", "full").mends("here with --scale lite;")
     assert not Path("runs").exists()
 
 

@@ -13,7 +13,7 @@ from PIL import Image
 
 from sparring.errors import UserError
 from sparring.report import Frame, Method, Walk, write_page
-from sparring.report.page import brief, chance, percent, png, table
+from sparring.report.page import brief, chance, percent, png, table, unbroken
 
 VOID = {"meta", "link", "img", "br", "hr", "input"}
 
@@ -156,6 +156,12 @@ def test_the_best_of_each_column_is_marked():
 def test_what_prints_alike_is_equally_good():
     pair = [Method(name, "", {"Natural": value}, 1.0, 1.0, []) for name, value in (("a", 0.90001), ("b", 0.90002))]
     assert all(cell.best for row in table(pair) for cell in row)
+
+
+def test_an_attacks_name_stays_on_one_line_and_text_is_escaped():
+    said = unbroken("PGD-20-0 & <PGD-10> at 5 %")
+    whole = '<span class="whole">PGD-{}</span>'
+    assert said == f"{whole.format('20-0')} &amp; &lt;{whole.format(10)}&gt; at 5\u00a0%"
 
 
 def test_a_missing_number_is_said_to_be_missing(page):

@@ -51,3 +51,13 @@ def test_a_row_of_planes_shares_its_axes():
     low, high = panels._limits(row)
     assert low == pytest.approx([-0.25, -0.45]) and high == pytest.approx([5.25, 9.45])
     assert panels._limits([Plane("a", [[0.5, 0.5]], [0], probability=[[0, 1], [0, 1]])]) == ((0, 0), (1, 1))
+
+
+def test_losses_show_every_point(monkeypatch):
+    shown = []
+    monkeypatch.setattr(panels, "png", lambda figure: shown.extend(figure.axes) or b"")
+    far = [[0.1 * i - 5, 1.0] for i in range(1000)] + [[-400.0, 90.0], [700.0, 0.0]]
+    panels.losses({"a": far, "b": far[:9]}, title="t", names={"a": "a", "b": "b"})
+    for axes in shown:
+        (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
+        assert left < -400 and right > 700 and bottom < 0 and top > 90

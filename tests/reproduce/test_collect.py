@@ -59,7 +59,7 @@ def test_an_older_declaration_is_counted_and_not_shown(measured, tmp_path):
     results.write(job.path, found)
     collected = collect(TABLE, tmp_path / "results")
     assert not collected.found and collected.other == 1
-    assert any("older declaration" in note for note in notes(collected))
+    assert any("1 result here was made by another declaration" in note for note in notes(collected))
     gone = replace(TABLE, rows=TABLE.rows[:1])
     assert collect(gone, tmp_path / "results").other == 1
 

@@ -45,4 +45,5 @@ def test_what_is_left(measured, tmp_path):
     assert cost.left(done) == 0
     trained = planned(TABLE, measured, limit=9)
     assert cost.left(trained) == pytest.approx(sum(map(cost.measuring, trained)))
-    assert cost.left(fresh) == pytest.approx(cost.seconds(fresh) - 2 * cost._START)
+    assert cost.left(fresh) == pytest.approx(cost.seconds(fresh))  # the list, the plan and the refusal say the same
+    assert cost.left(fresh, start=0.0) == pytest.approx(cost.seconds(fresh) - 2 * cost._START)

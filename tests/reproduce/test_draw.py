@@ -40,6 +40,11 @@ def test_an_exhibit_of_a_table_has_ours_the_papers_and_both_trade_offs(measured)
     )
 
 
+def test_columns_that_are_empty_for_everybody_are_left_out(tmp_path):
+    item = paper.find("table1")
+    assert list(draw.exhibit(collect(item, tmp_path)).columns) == [c for c in item.columns if c != "AutoAttack"]
+
+
 def points(measured, tmp_path):
     """fig-tau in small: two networks, three taus, one of them with two seeds."""
     rows = tuple(
@@ -113,8 +118,16 @@ def test_the_pictures_that_explain(kind, measured, tmp_path):
     assert len(found) == (2 if kind == "mixture" else 1)
     for path, caption in found.items():
         check_picture(path.read_bytes())
-        assert "%" in caption or "bits" in caption
-    assert [picture.caption for picture in draw.exhibit(collected).pictures] == list(found.values())
+        assert "%" in caption or "bits" in caption or "t-SNE" in caption
+        assert "seed 0" in caption.lower()
+    assert len(set(found.values())) == len(found)  # no caption twice
+    shown = draw.exhibit(collected)
+    assert [picture.caption for picture in shown.pictures] == list(found.values())
+    for picture in shown.pictures:
+        check_picture(picture.narrow)
+        wide, tall = (Image.open(io.BytesIO(png)).width for png in (picture.png, picture.narrow))
+        assert tall < 500 and tall <= wide  # readable on a phone
+    assert "onfirmed" in shown.seen
 
 
 @pytest.mark.parametrize("item", paper.ITEMS.values(), ids=lambda item: item.name)

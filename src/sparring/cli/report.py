@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -13,7 +14,8 @@ from sparring import runs
 from sparring.cli.arguments import parse
 from sparring.errors import UserError
 from sparring.recipes import paper
-from sparring.report.gather import method, strips
+from sparring.report.gather import methods as rows_of
+from sparring.report.gather import strips
 from sparring.report.page import Exhibit, Method, write_page
 from sparring.report.walk import Walk
 from sparring.reproduce.collect import collect
@@ -51,7 +53,7 @@ def run(argv: list[str]) -> int:
         raise UserError(f"{options.out} is a folder. Name a file: --out {options.out / 'report.html'}.")
     folders = [path for path in options.paths if (path / runs.CONFIG).is_file()]
     exhibits = [one for path in options.paths if path not in folders for one in _exhibits(path)]
-    methods = [method(folder) for folder in folders]
+    methods = [row for folder in folders for row in rows_of(folder)]
     if not methods and not exhibits:
         given = ", ".join(map(str, options.paths))
         raise UserError(
@@ -62,7 +64,7 @@ def run(argv: list[str]) -> int:
     facts = {
         "Sources": ", ".join(map(str, options.paths)),
         "Versions": f"sparring {where['sparring']}, torch {where['torch']}, Python {where['python']} (of the page)",
-        "Command": where["command"],
+        "Command": shlex.join(["sparring", "report", *argv]),
     }
     write_page(
         options.out,
@@ -81,7 +83,9 @@ def run(argv: list[str]) -> int:
 def _exhibits(path: Path) -> list[Exhibit]:
     """The items in a folder of results: of one item, or of all."""
     if not path.exists():
-        raise UserError(f"there is no {path}. Give run folders or folders of results; the results: sparring reproduce.")
+        raise UserError(
+            f"{path} does not exist. Give run folders or folders of results; to get results: sparring reproduce ITEM."
+        )
     if path.is_dir() and path.name in paper.ITEMS:
         names, top = [path.name], path.parent
     else:
@@ -106,13 +110,20 @@ def _walks(folders: list[Path], count: int) -> tuple[list[Walk], str]:
 def _title(methods: list[Method], exhibits: list[Exhibit]) -> str:
     if exhibits:
         return "Friendly adversarial training: the paper beside ours"
-    return f"{len(methods)} runs compared" if len(methods) > 1 else methods[0].name
+    names = _names(methods)
+    return f"{len(names)} runs compared" if len(names) > 1 else names[0]
+
+
+def _names(methods: list[Method]) -> list[str]:
+    """The runs' names: a run that was evaluated in several ways has as many rows."""
+    return list(dict.fromkeys(method.name for method in methods))
 
 
 def _lead(methods: list[Method], exhibits: list[Exhibit]) -> str:
     parts = []
     if methods:
-        parts.append(f"{len(methods)} run{'s' if len(methods) > 1 else ''}: {', '.join(one.name for one in methods)}.")
+        names = _names(methods)
+        parts.append(f"{len(names)} run{'s' if len(names) > 1 else ''}: {', '.join(names)}.")
     if exhibits:
         parts.append(
             f"Reproduced from the paper: {', '.join(one.where for one in exhibits)}. Every number of ours was measured "

@@ -16,6 +16,7 @@ from typing import Annotated, Literal
 import torch
 import tyro
 from rich import box
+from rich.measure import Measurement
 from rich.table import Table
 
 from sparring.checkpoint import write_text
@@ -33,6 +34,7 @@ from sparring.reproduce import Bench, Job, Stopped, carry_out, cost, lend, plan,
 from sparring.reproduce.collect import Collected, collect, lines, notes
 from sparring.reproduce.draw import draw
 from sparring.reproduce.headline import headline
+from sparring.reproduce.verdict import seen
 
 DESCRIPTION = """Regenerate a table or figure of the paper, beside the paper's own numbers. Finished runs are used
 again, interrupted ones continue. Without an item: the list of items, their cost on one H200, and what is measured.
@@ -66,7 +68,7 @@ class Options:
     at_once: int = 1
     """Runs to train side by side on one GPU: `sparring bench` measures when that is faster."""
     max_minutes: float | None = None
-    """Stop cleanly after so many minutes; the same command continues."""
+    """Stop cleanly after so many minutes, between two steps; the same command continues."""
     draw: bool = False
     """Only draw from the results that are there; train and measure nothing. Without an item: all of them."""
     plan: bool = False
@@ -84,6 +86,7 @@ def run(argv: list[str]) -> int:
     options = parse(Options, argv, prog="sparring reproduce", description=DESCRIPTION)
     screen = Screen()
     if options.item is None:
+        _refuse_what_needs_an_item(options)
         (_draw_all if options.draw else _list)(screen, options)
         return 0
     item = paper.find(options.item)
@@ -96,12 +99,37 @@ def run(argv: list[str]) -> int:
     if not options.draw:
         device = pick_device(options.device)
         _possible(item, jobs, options, device)
+        _say_what_is_there(jobs, options, screen)
         finished = _work(jobs, options, device, screen, shlex.join(["sparring", "reproduce", *argv]))
-    show(collect(item, options.results, options.limit), screen)
+    collected = collect(item, options.results, options.limit)
+    show(collected, screen)
     if not finished:
         left = sum(state(job) != "measured" for job in jobs)
-        screen.print(f"Time is up with {left} of {len(jobs)} jobs left. The same command continues.", highlight=False)
+        screen.print(f"Time is up with {left} of {_count(jobs)} left. The same command continues.", highlight=False)
+    elif not collected.found and not collected.begun:
+        screen.print(f"Nothing of {item.name} is measured yet. Begin with: sparring reproduce {item.name}")
     return 0
+
+
+def _refuse_what_needs_an_item(options: Options) -> None:
+    """Without an item there is nothing to choose from: a flag would be ignored."""
+    for name, field in Options.__dataclass_fields__.items():
+        if name not in ("item", "draw", "results") and getattr(options, name) != field.default:
+            flag = f"--{name.replace('_', '-')}"
+            raise UserError(f"{flag} needs an item: sparring reproduce ITEM {flag} ... The items: sparring reproduce.")
+
+
+def _say_what_is_there(jobs: Sequence[Job], options: Options, screen: Screen) -> None:
+    """What is not measured now, because it was before."""
+    done = [job for job in jobs if state(job) == "measured"]
+    if done:
+        again = "" if len(done) < len(jobs) else " Nothing is run; to measure it anew: --results FOLDER."
+        folder = done[0].path.parent
+        screen.print(f"already measured: {len(done)} of {_count(jobs)}, in {folder}.{again}", highlight=False)
+
+
+def _count(jobs: Sequence[Job]) -> str:
+    return "1 job" if len(jobs) == 1 else f"{len(jobs)} jobs"
 
 
 def _jobs(item: Item, options: Options) -> list[Job]:
@@ -138,14 +166,37 @@ def _possible(item: Item, jobs: Sequence[Job], options: Options, device: torch.d
     for job in wanting:  # a protocol that does not exist is told before the training
         if isinstance(job.row.measure, Robustness):
             find_protocol(job.row.measure.protocol)
-    needed = cost.left(wanting)
-    if device.type == "cpu" and options.device == "auto" and needed > _PATIENCE:
-        instead = " or a smaller part of it with --rows" if len(wanting) > 1 else ""
-        lite = ", the short version with --scale lite" if options.scale == "full" else ""
+    if device.type == "cpu" and options.device == "auto" and not _soon(wanting):
         raise UserError(
-            f"{item.name} at scale {options.scale} needs a GPU: about {cost.spell(needed)} on an H200; none is here. "
-            f"Run it on a machine with CUDA{lite}{instead}; to insist on the CPU add --device cpu."
+            f"{item.name} at scale {options.scale} needs a GPU: about {cost.spell(cost.left(wanting))} on an H200; "
+            f"none is here. Run it on a machine with CUDA, or {_instead(item, wanting, options)}; to insist on the "
+            "CPU add --device cpu."
         )
+
+
+def _soon(jobs: Sequence[Job]) -> bool:
+    """Whether a CPU does it in about an hour."""
+    return cost.left(jobs, start=0.0) <= _PATIENCE
+
+
+def _instead(item: Item, wanting: Sequence[Job], options: Options) -> str:
+    """What a CPU can do: the short scale, a row of it, or other items."""
+    jobs = {
+        name: plan(other, scale="lite", runs_folder=options.runs, results_folder=options.results)
+        for name, other in paper.ITEMS.items()
+    }
+    if options.scale == "full" and jobs.get(item.name) and _soon(jobs[item.name]):
+        return "the short version here with --scale lite"
+    names = dict.fromkeys(job.row.name for job in wanting)
+    rows = [name for name in names if _soon([job for job in wanting if job.row.name == name])]
+    if rows:
+        return f"a part of it here with --rows {' '.join(rows)}"
+    short = [name for name, each in jobs.items() if each and _soon(each)]
+    return (
+        f"try what a CPU does in minutes: sparring reproduce {' or '.join(short)}"
+        if short
+        else "fewer rows of it with --rows"
+    )
 
 
 def _work(jobs: Sequence[Job], options: Options, device: torch.device, screen: Screen, again: str) -> bool:
@@ -204,42 +255,54 @@ def _breakable(until: float) -> Iterator[None]:
 def show(collected: Collected, screen: Screen) -> None:
     """The table on the screen, what must be known about it, and the files it was drawn to."""
     if collected.item.kind == "table":
-        screen.print(_table(collected.item, lines(collected)))
+        table = _table(collected.item, lines(collected))
+        if Measurement.get(screen, screen.options.update(max_width=1000), table).maximum > screen.width:
+            table = _table(collected.item, lines(collected), between="\n± ")
+        screen.print(table)
     told: Callable[[str], None] = lambda line: screen.print(line, highlight=False)  # noqa: E731
     for note in notes(collected):
         told(note)
+    if collected.found:
+        told(f"What we see: {seen(collected)}")
     drawn = draw(collected)
     for caption in dict.fromkeys(drawn.values()):
         if caption:
             told(caption)
     for path in drawn:
         screen.print(f"wrote {path}", highlight=False, soft_wrap=True)
-    if not collected.found:
-        told(f"Nothing of {collected.item.name} is measured yet. Begin with: sparring reproduce {collected.item.name}")
 
 
-def _table(item: Item, each: Sequence[Line]) -> Table:
-    """Two lines a method: ours, and the paper's."""
+def _table(item: Item, each: Sequence[Line], between: str = " ± ") -> Table:
+    """Two lines a method: ours, and the paper's. Columns that are empty for everybody are left out.
+
+    Args:
+        between: stands before a deviation; with a line break a narrow screen has room for the table.
+    """
     title = f"{item.where}: {item.title}. Test accuracy, %"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("")
     table.add_column("", no_wrap=True)
-    for column in (*item.columns, "BPs"):
-        table.add_column(column, justify="right", min_width=len(column))
+    columns = [column for column in item.columns if any(column in line.ours or column in line.paper for line in each)]
+    costs = ["BPs"] if any(line.backprops is not None for line in each) else []
+    for column in (*columns, *costs):
+        table.add_column(column, justify="right", no_wrap=True)
     for line in each:
         ours = []
-        for column in item.columns:
+        for column in columns:
             cell = line.ours.get(column)
             star = "*" if cell is not None and cell.text == best(each, column) else ""
-            ours.append("" if cell is None else f"{star}{cell.text}")
-        backprops = "" if line.backprops is None else f"{line.backprops:.1f}"
-        table.add_row(line.label, "ours" if line.ours else "not yet", *ours, backprops)
-        paper_cells = [spell(line.paper[column]) if column in line.paper else "" for column in item.columns]
-        table.add_row("", "paper", *paper_cells, "", style="dim", end_section=True)
+            ours.append("" if cell is None else f"{star}{cell.text}".replace(" ± ", between))
+        backprops = ["" if line.backprops is None else f"{line.backprops:.1f}"] if costs else []
+        table.add_row(line.label, "ours" if line.ours else "not yet", *ours, *backprops)
+        cells = [
+            spell(line.paper[column]).replace(" ± ", between) if column in line.paper else "" for column in columns
+        ]
+        table.add_row("", "paper", *cells, *[""] * len(costs), style="dim", end_section=True)
     ours_are = dict.fromkeys(line.about for line in each if line.ours)
     papers = dict.fromkeys(line.paper_about for line in each)
     if ours_are:
-        table.caption = f"Ours: {'; '.join(ours_are)} (* the best). The paper's: {', '.join(papers)}."
+        starred = " (* the best)" if sum(bool(line.ours) for line in each) > 1 else ""
+        table.caption = f"Ours: {'; '.join(ours_are)}{starred}. The paper's: {', '.join(papers)}."
         table.caption_justify = "left"
     return table
 
@@ -248,7 +311,7 @@ def _planned(jobs: Sequence[Job]) -> Table:
     table = Table("row", "scale", "seed", "state", "cost on one H200", box=None, pad_edge=False)
     for job in jobs:
         table.add_row(job.row.name, job.scale, str(job.seed), state(job), cost.spell(cost.seconds([job])))
-    table.add_row(f"{len(jobs)} jobs", "", "", "", f"{cost.spell(cost.seconds(jobs))} in all")
+    table.add_row(_count(jobs), "", "", "", f"{cost.spell(cost.seconds(jobs))} in all")
     return table
 
 
@@ -279,13 +342,16 @@ def _draw_all(screen: Screen, options: Options) -> None:
     for collected in found:
         for path in draw(collected) if collected.found or collected.begun else ():
             screen.print(f"wrote {path}", highlight=False, soft_wrap=True)
+    if not any(collected.found or collected.begun for collected in found):
+        raise UserError(f"there are no results in {options.results}. Begin with: sparring reproduce fig-motivation.")
     text = headline(options.results)
     if text:
         path = options.results / "headline.md"
         write_text(path, text)
         screen.print(f"wrote {path}", highlight=False, soft_wrap=True)
-    if not any(collected.found or collected.begun for collected in found):
-        raise UserError(f"there are no results in {options.results}. Begin with: sparring reproduce fig-motivation.")
+    else:
+        path = options.results / "headline.md"
+        screen.print(f"{path} is not written: none of its tables is measured.", highlight=False, soft_wrap=True)
 
 
 def _costs(item: Item, found: Collected, scale: Scale) -> tuple[str, str]:

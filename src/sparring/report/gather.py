@@ -6,14 +6,18 @@ Reads what training and evaluation left in a folder; measures nothing but the wa
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from sparring import runs, weights
 from sparring.config import Config
 from sparring.data import load
 from sparring.errors import UserError
-from sparring.evaluation import Result
+from sparring.evaluation import PROTOCOLS, Record, Result
+from sparring.evaluation.protocols import Climb
 from sparring.report.page import Method
 from sparring.report.walk import Walk, choose, walk
 
@@ -23,6 +27,7 @@ COLUMNS = {
     "fgsm": "FGSM",
     "pgd10": "PGD-10",
     "pgd20": "PGD-20",
+    "pgd20-2eps": "PGD-20, 2 eps",
     "pgd100": "PGD-100",
     "cw30": "C&W",
     "autoattack": "AutoAttack",
@@ -31,43 +36,119 @@ COLUMNS = {
 _LOOKED_AT = 1000  # test images among which the walks are chosen
 
 
-def method(folder: Path) -> Method:
-    """A run as a row: its accuracies on test data where it was evaluated, else those on validation data."""
+def methods(folder: Path) -> list[Method]:
+    """A run as rows: one for each way it was evaluated; the last epoch on validation data where it never was."""
     run = runs.open_run(folder)
     history = run.metrics()
     if not history:
         raise UserError(f"{folder} has no finished epoch yet. Continue it: sparring train --out {folder} --resume.")
-    accuracies = _evaluated(folder)
-    if not accuracies:
-        accuracies = {"Natural (validation)": history[-1]["natural"], "PGD-10 (validation)": history[-1]["pgd10"]}
-    return Method(
-        name=folder.name,
-        about=_about(run.config, len(history)),
-        accuracies=accuracies,
-        backprops=statistics.fmean(record["backprops"] for record in history),
-        seconds=sum(record["seconds"] for record in history),
-        history=history,
-    )
+    rows = _evaluated(folder, run.config)
+    if not rows:
+        how = f"eps {_radius(run.config.validation_eps)}, validation images of {run.config.data}, last epoch"
+        last = history[-1]
+        rows = {how: {"Natural (validation)": last["natural"], "PGD-10 (validation)": last["pgd10"]}}
+    return [
+        Method(
+            name=folder.name,
+            about=_about(run.config, len(history)),
+            accuracies=accuracies,
+            backprops=statistics.fmean(record["backprops"] for record in history),
+            seconds=sum(record["seconds"] for record in history),
+            history=history,
+            measured=measured,
+        )
+        for measured, accuracies in rows.items()
+    ]
 
 
-def _evaluated(folder: Path) -> dict[str, float]:
-    """The accuracies in RUN/evaluation, of the most images where there are several."""
-    found: dict[str, tuple[int, float]] = {}
+def _evaluated(folder: Path, config: Config) -> dict[str, dict[str, float]]:
+    """What RUN/evaluation holds, by how it was measured: numbers stand in one row only if all of that is the same.
+
+    Of two evaluations that differ in nothing but their images the one with more of them counts.
+    """
+    found: dict[tuple[str, ...], tuple[int, dict[str, float]]] = {}
     for path in sorted((folder / "evaluation").glob("*.json")):
+        if path.stem == "bound" or path.stem.startswith("bound-"):  # of `sparring bound`: losses, not accuracies
+            continue
         try:
             result = Result.from_json(path.read_text(encoding="utf-8"))
-        except (ValueError, KeyError, TypeError):
+            groups = _groups(result)
+            where = str(result.about.get("data", config.data))
+        except (ValueError, KeyError, TypeError, AttributeError):
             raise UserError(f"{path} is not a result of sparring evaluate. Delete it, and evaluate again.") from None
-        for record in result:
-            name = COLUMNS.get(record.name.partition("@")[0], record.name)
-            if record.n > found.get(name, (0, 0.0))[0]:
-                found[name] = (record.n, record.accuracy)
+        which = "best checkpoint" if path.stem.endswith("-best") else ""  # as `sparring evaluate` names its files
+        epoch = result.about.get("facts", {}).get("epoch")
+        if isinstance(epoch, int) and epoch != config.epochs:
+            which = f"{which or 'checkpoint'} of epoch {epoch}"
+        for eps, records in groups.items():
+            key = (_radius(eps), where, _protocols(records), which, _how(records))
+            if result.n > found.get(key, (0, {}))[0]:
+                found[key] = (result.n, _accuracies(records, eps))
+    rows = {}
+    for (eps_text, where, *rest), (n, accuracies) in found.items():
+        images = "1 image" if n == 1 else f"{n:,} images"
+        rows[", ".join(filter(None, [f"eps {eps_text}", f"{images} of {where}", *rest]))] = accuracies
+    return rows
+
+
+def _groups(result: Result) -> dict[float, list[Record]]:
+    """The attacks of a result by their protocol's radius; PGD-20 at twice eps stands with its protocol."""
+    groups: dict[float, list[Record]] = {}
+    for record in result:
+        if record.serves:
+            attack, _, protocol = record.serves[0].partition("@")
+            declared = PROTOCOLS[protocol].attacks if protocol in PROTOCOLS else ()
+            times = next((one.times_eps for one in declared if isinstance(one, Climb) and one.name == attack), 1.0)
+            if record.eps > 0:
+                groups.setdefault(record.eps / times, []).append(record)
+    natural = [record for record in result if record.name == "natural"]
+    return {eps: natural + records for eps, records in groups.items()}
+
+
+def _accuracies(records: Sequence[Record], eps: float) -> dict[str, float]:
+    """By column; the worst case over these attacks inside the ball."""
+    found = {}
+    for record in records:
+        name, _, protocol = record.name.partition("@")
+        found[COLUMNS.get(name, name) + (f" ({protocol})" if protocol else "")] = record.accuracy
+    inside = [record.correct for record in records if record.eps <= eps]
+    found[COLUMNS["worst"]] = float(torch.stack(inside).all(dim=0).double().mean())
     order = [*COLUMNS.values(), *found]
-    return {name: found[name][1] for name in sorted(found, key=order.index)}
+    return {name: found[name] for name in sorted(found, key=lambda name: order.index(name.partition(" (")[0]))}
+
+
+def _protocols(records: Sequence[Record]) -> str:
+    """'protocol dat', 'protocols dat + autoattack'."""
+    names = list(dict.fromkeys(name.partition("@")[2] for record in records for name in record.serves))
+    names = [name for name in names if name]
+    return f"protocol{'s' if len(names) > 1 else ''} {' + '.join(names)}" if names else ""
+
+
+def _how(records: Sequence[Record]) -> str:
+    """What was not left as it is: seeds, restarts, gradients in bf16."""
+    attacks = [record for record in records if record.eps > 0]
+    seeds = sorted({seed for record in attacks for seed in record.seeds})
+    restarts = max(record.restarts for record in attacks)
+    parts = [
+        f"seed{'s' if len(seeds) > 1 else ''} {' '.join(map(str, seeds))}" if seeds != [0] else "",
+        f"{restarts} restarts" if restarts > 1 else "",
+        *sorted({f"{record.precision} gradients" for record in attacks if record.precision != "fp32"}),
+    ]
+    return ", ".join(filter(None, parts))
+
+
+def _radius(eps: float) -> str:
+    """'8/255' for exactly that, else the number: 0.031 is not 8/255."""
+    parts = round(eps * 255)
+    return f"{parts}/255" if parts and parts / 255 == eps else f"{eps:.6g}"
 
 
 def _about(config: Config, done: int) -> str:
-    epochs = f"{config.epochs} epochs" if done >= config.epochs else f"{done} of {config.epochs} epochs"
+    epochs = (
+        f"{config.epochs} epoch{'s' if config.epochs > 1 else ''}"
+        if done >= config.epochs
+        else f"{done} of {config.epochs} epochs"
+    )
     return f"{config.objective} on {config.data}, {config.model}, {epochs}, seed {config.seed}"
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import io
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -17,7 +18,7 @@ from typing import Any
 
 import jinja2
 import numpy as np
-from markupsafe import Markup
+from markupsafe import Markup, escape
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -28,6 +29,7 @@ from sparring.report.beside import Line, best, spell
 from sparring.report.walk import Walk
 
 _LEAST_PIXELS = 96  # smaller images are enlarged, every pixel a square
+_MANY = 8  # columns of numbers: with more a row is set as a grid, as on a phone
 _COLUMNS = {  # what the usual columns mean, for a reader who is new to them
     "Natural": "the test images as they are",
     "FGSM": "after one large step against the model",
@@ -47,6 +49,7 @@ class Method:
     backprops: float  # mean backward passes per training image
     seconds: float
     history: Sequence[Mapping[str, Any]]  # the records of metrics.jsonl; may be empty
+    measured: str = ""  # how the accuracies were: eps, images, protocol; numbers are compared where it is the same
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,7 @@ class Picture:
     png: bytes
     alt: str
     caption: str
+    narrow: bytes = b""  # the same with its panels one below the other, for a phone
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,7 @@ class Exhibit:
     where: str  # in the paper
     title: str
     see: str  # what to look for
+    seen: str = ""  # what came of it here
     columns: Sequence[str] = ()
     lines: Sequence[Line] = ()
     drawings: Sequence[Drawing] = ()
@@ -120,6 +125,7 @@ def write_page(
         columns=columns,
         meanings={name: _COLUMNS[name] for name in columns if name in _COLUMNS},
         rows=list(zip(methods, table(methods), strict=True)),
+        stars=any(cell.best for row in table(methods) for cell in row),
         note=note,
         exhibits=exhibits,
         walks=walks,
@@ -133,16 +139,26 @@ def write_page(
 def table(methods: Sequence[Method]) -> list[list[_Cell]]:
     """The methods' rows: accuracies in per cent, mean BPs, seconds; the best of each column marked.
 
-    Best is the highest accuracy and, among the methods that train against an attack, the lowest cost: training against
-    none is always the cheapest. Numbers that print alike are equally good.
+    Best is the highest accuracy among those measured alike and, among the methods that train against an attack, the
+    lowest cost: training against none is always the cheapest. Numbers that print alike are equally good.
     """
     rows: list[list[_Cell]] = [[] for _ in methods]
     for name in _columns(methods):
-        accuracies = [method.accuracies.get(name) for method in methods]
-        _fill(rows, name, accuracies, percent, best=max, contenders=accuracies, bars=True)
-    for name, values in (("Mean BPs", [m.backprops for m in methods]), ("Seconds", [m.seconds for m in methods])):
-        fighting = [value for value, method in zip(values, methods, strict=True) if method.backprops > 0]
-        _fill(rows, name, values, brief, best=min, contenders=fighting)
+        winners = {
+            how: _winner([one.accuracies[name] for one in methods if one.measured == how and name in one.accuracies])
+            for how in {method.measured for method in methods}
+        }
+        for row, method in zip(rows, methods, strict=True):
+            value = method.accuracies.get(name)
+            text = "" if value is None else percent(value)
+            row.append(_Cell(name, text, best=bool(text) and text == winners[method.measured], share=value))
+    costs: dict[str, Callable[[Method], float]] = {"Mean BPs": lambda m: m.backprops, "Seconds": lambda m: m.seconds}
+    for name, cost in costs.items():
+        fighting = {method.name: -cost(method) for method in methods if method.backprops > 0}
+        winner = _winner(list(fighting.values()), lambda value: brief(-value))
+        for row, method in zip(rows, methods, strict=True):
+            text = brief(cost(method))
+            row.append(_Cell(name, text, best=method.name in fighting and text == winner))
     return rows
 
 
@@ -151,11 +167,7 @@ def drawings(methods: Sequence[Method]) -> list[Drawing]:
     natural = _series(methods, "natural", 100.0)
     robust = _series(methods, "pgd10", 100.0)
     backprops = _series(methods, "backprops", 1.0)
-    points = {
-        method.name: (100 * method.accuracies["Natural"], 100 * method.accuracies["PGD-20"])
-        for method in methods
-        if {"Natural", "PGD-20"} <= method.accuracies.keys()
-    }
+    how, points = _tradeoff_points(methods)
     found = []
     if natural:
         what = "Natural accuracy on validation images (%)"
@@ -188,8 +200,19 @@ def drawings(methods: Sequence[Method]) -> list[Drawing]:
             points, name="tradeoff", xlabel="natural accuracy (%)", ylabel=what, alt=f"{what} against natural: {each}."
         )
         told = "The trade-off: right is better on images as they are, up is better under attack. Look for the corner."
+        told += f" Measured with {how}." if how else ""
         found.append(Drawing(Markup(svg), told))
     return found
+
+
+def _tradeoff_points(methods: Sequence[Method]) -> tuple[str, dict[str, tuple[float, float]]]:
+    """Natural and PGD-20 accuracy in per cent of the methods measured alike; how, where most are."""
+    alike: dict[str, dict[str, tuple[float, float]]] = {}
+    for method in methods:
+        if {"Natural", "PGD-20"} <= method.accuracies.keys():
+            point = (100 * method.accuracies["Natural"], 100 * method.accuracies["PGD-20"])
+            alike.setdefault(method.measured, {})[method.name] = point
+    return max(alike.items(), key=lambda one: len(one[1])) if alike else ("", {})
 
 
 def percent(fraction: float) -> str:
@@ -209,9 +232,10 @@ def chance(probability: float) -> str:
     return f"{100 * probability:.0f}\u00a0%" if probability <= 0.99 else ">99\u00a0%"
 
 
-def unbroken(text: str) -> str:
-    """A number and its per cent sign stay on one line."""
-    return text.replace(" %", "\u00a0%")
+def unbroken(text: str) -> Markup:
+    """A number and its per cent sign stay on one line, and so does an attack's name (PGD-20-0)."""
+    kept = str(escape(text.replace(" %", "\u00a0%")))
+    return Markup(re.sub(r"PGD-\d+(-\d+)?", r'<span class="whole">\g<0></span>', kept))  # of what is escaped already
 
 
 def png(image: NDArray[np.float32]) -> str:
@@ -239,7 +263,7 @@ def _templates() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     environment.filters |= {"chance": chance, "png": png, "unbroken": unbroken, "embedded": embedded, "spell": spell}
-    environment.globals["best"] = best
+    environment.globals |= {"best": best, "many": _MANY}
     return environment
 
 
@@ -248,25 +272,9 @@ def _columns(methods: Sequence[Method]) -> list[str]:
     return list(dict.fromkeys(name for method in methods for name in method.accuracies))
 
 
-def _fill(
-    rows: list[list[_Cell]],
-    column: str,
-    values: Sequence[float | None],
-    spell: Callable[[float], str],
-    *,
-    best: Callable[[Sequence[float]], float],
-    contenders: Sequence[float | None],
-    bars: bool = False,
-) -> None:
-    """Add one column to all rows."""
-    known = [value for value in contenders if value is not None]
-    winner = spell(best(known)) if len(known) > 1 else None
-    for row, value in zip(rows, values, strict=True):
-        if value is None:
-            row.append(_Cell(column, "", best=False))
-        else:
-            wins = spell(value) == winner and value in known
-            row.append(_Cell(column, spell(value), best=wins, share=value if bars else None))
+def _winner(values: Sequence[float], spell: Callable[[float], str] = percent) -> str | None:
+    """The highest as it is printed, where there are two or more to compare."""
+    return spell(max(values)) if len(values) > 1 else None
 
 
 def _series(methods: Sequence[Method], key: str, times: float) -> dict[str, tuple[list[float], list[float]]]:

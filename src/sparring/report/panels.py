@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -66,7 +67,7 @@ def grid(panels: Sequence[Lines], *, xlabel: str, title: str, columns: int = 3, 
             ncols=min(5, len(names)),
             frameon=False,
         )
-        figure.suptitle(title, fontsize=10, fontweight="bold", x=0.01, ha="left")
+        _heading(figure, title)
         return png(figure)
 
 
@@ -101,17 +102,21 @@ def planes(
             axes[0][0].plot([], [], marker=MARKERS[i], color=FILLS[i], linestyle="none")[0] for i in range(len(classes))
         ]
         figure.legend(marks, classes, loc="outside lower center", ncols=len(classes), frameon=False)
-        figure.suptitle(title, fontsize=10, fontweight="bold", x=0.01, ha="left")
+        _heading(figure, title)
         return png(figure)
 
 
-def losses(sets: Mapping[str, Points], *, title: str, names: Mapping[str, str]) -> bytes:
-    """Loss against margin: one panel a set, the 0/1 loss as a step, the mean as a line."""
+def losses(sets: Mapping[str, Points], *, title: str, names: Mapping[str, str], stacked: bool = False) -> bytes:
+    """Loss against margin: one panel a set, the 0/1 loss as a step, the mean as a line. Every point is inside."""
     with style():
-        figure = Figure(figsize=(3.0 * len(sets) + 0.2, 2.9), layout="constrained")
-        axes = figure.subplots(1, len(sets), sharex=True, sharey=True, squeeze=False)[0]
+        size = (3.4, 2.5 * len(sets) + 0.4) if stacked else (3.0 * len(sets) + 0.2, 2.9)
+        figure = Figure(figsize=size, layout="constrained")
+        shape = (len(sets), 1) if stacked else (1, len(sets))
+        axes = figure.subplots(*shape, sharex=True, sharey=True, squeeze=False).flatten()
         everything = np.concatenate([np.asarray(points, dtype=float) for points in sets.values()])
-        left, right = np.quantile(everything[:, 0], [0.003, 0.997])
+        (left, _), (right, top) = everything.min(axis=0), everything.max(axis=0)
+        room = 0.02 * (right - left)
+        left, right = min(left, 0.0) - room, max(right, 0.0) + room
         for place, (name, points) in zip(axes, sets.items(), strict=True):
             margin, loss = np.asarray(points, dtype=float).T
             _plain(place, f"{names[name]}\nmean {loss.mean():.2f} bits, {np.mean(margin <= 0):.0%} wrong")
@@ -123,11 +128,19 @@ def losses(sets: Mapping[str, Points], *, title: str, names: Mapping[str, str]) 
             place.plot([left, 0, 0, right], [1, 1, 0, 0], color=INK, linewidth=1.2)
             place.axhline(loss.mean(), color=INK, linestyle=":", linewidth=1.2)
             place.set_xlim(left, right)
-            place.set_ylim(-0.3, float(np.quantile(everything[:, 1], 0.995)))
+            place.set_ylim(-0.03 * max(top, 1.0), 1.04 * max(top, 1.0))
+        for place in axes[-1:] if stacked else axes:
             place.set_xlabel("margin of the true class (logits)")
-        axes[0].set_ylabel("loss (bits)")
-        figure.suptitle(title, fontsize=10, fontweight="bold", x=0.01, ha="left")
+        for place in axes if stacked else axes[:1]:
+            place.set_ylabel("loss (bits)")
+        _heading(figure, title)
         return png(figure)
+
+
+def _heading(figure: Figure, title: str) -> None:
+    """The title in as many lines as the figure's width asks for."""
+    lines = textwrap.fill(title, int(12 * figure.get_figwidth()))
+    figure.suptitle(lines, fontsize=10, fontweight="bold", x=0.01, ha="left")
 
 
 def png(figure: Figure) -> bytes:

@@ -10,7 +10,7 @@ from typing import Any
 
 from sparring.recipes.paper import Item, Row, Scale
 from sparring.report.beside import Line, Ours
-from sparring.reproduce import results
+from sparring.reproduce import cost, results
 from sparring.reproduce.plan import home
 from sparring.reproduce.results import Result
 
@@ -107,7 +107,8 @@ def about(several: Sequence[Result]) -> str:
     """'ResNet-18, 30 epochs, 3 seeds'."""
     config = several[0]["config"]
     seeds = "1 seed" if len(several) == 1 else f"{len(several)} seeds"
-    return f"{network(config['model'])}, {config['epochs']} epochs, {seeds}"
+    epochs = "1 epoch" if config["epochs"] == 1 else f"{config['epochs']} epochs"
+    return f"{network(config['model'])}, {epochs}, {seeds}"
 
 
 def network(name: str) -> str:
@@ -123,11 +124,12 @@ def notes(collected: Collected) -> list[str]:
     if "lite" in scales:
         told.append(f"Lite scale: {item.lite}.")
     if shown:
-        told.append(f"{_images(shown)}Hardware: {_hardware(shown)}.")
+        told.append(f"{_images(shown)}{_seeds(shown)} Hardware: {_hardware(shown)}.")
     told += _doubts(shown)
     told += [_course(result) for result in collected.begun]
     if collected.other:
-        told.append(f"{collected.other} result(s) here were made by an older declaration and are not shown.")
+        were = "result here was" if collected.other == 1 else "results here were"
+        told.append(f"{collected.other} {were} made by another declaration than today's: not shown.")
     return [*told, *([item.note] if item.note else [])]
 
 
@@ -137,8 +139,17 @@ def _images(shown: Sequence[Result]) -> str:
     for result in shown:
         for name, fact in (result["found"].get("attacks") or {}).items():
             counts.setdefault("AutoAttack (eps 8/255)" if name == "autoattack" else "attacks", set()).add(fact["n"])
-    parts = [f"{kind}: n = {' or '.join(f'{n:,}' for n in sorted(ns))} test images" for kind, ns in counts.items()]
+    parts = [
+        f"{kind}: n = {' or '.join(f'{n:,}' for n in sorted(ns))} test image{'' if ns == {1} else 's'}"
+        for kind, ns in counts.items()
+    ]
     return "; ".join(parts)[:1].upper() + "; ".join(parts)[1:] + ". " if parts else ""
+
+
+def _seeds(shown: Sequence[Result]) -> str:
+    """'Seeds: 0, 1, 2.'"""
+    seeds = sorted({int(result["seed"]) for result in shown})
+    return f"Seed{'s' if len(seeds) > 1 else ''}: {', '.join(map(str, seeds))}."
 
 
 def _hardware(shown: Sequence[Result]) -> str:
@@ -165,5 +176,5 @@ def _course(result: Result) -> str:
     held = f", {memory:.1f} GiB at most" if memory else ""
     return (
         f"{text}, {each:.1f} s an epoch on {result['environment']['device']}{held}, sessions: {result['sessions']}. "
-        f"The whole row takes about {each * all_of_it / 60:.0f} min."
+        f"The whole row takes about {cost.spell(each * all_of_it)}."
     )

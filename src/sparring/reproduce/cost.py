@@ -64,15 +64,22 @@ def measuring(job: Job) -> float:
 def seconds(jobs: Iterable[Job]) -> float:
     """Seconds for all of them, a run that several share counted once."""
     each = list(jobs)
-    configs = {job.folder: job.config for job in each if job.config is not None}
-    return sum(map(training, configs.values())) + sum(map(measuring, each))
+    return _sum(each, each, _START)
 
 
-def left(jobs: Iterable[Job]) -> float:
-    """Seconds of work still to be done, without the time that an engine takes to get ready."""
+def left(jobs: Iterable[Job], *, start: float = _START) -> float:
+    """Seconds of what is still to be done: for jobs of which nothing is done, the same as `seconds`.
+
+    Args:
+        start: seconds until an engine is ready. A CPU has none to wait for.
+    """
     each = [job for job in jobs if state(job) != "measured"]
-    untrained = {job.folder: job.config for job in each if job.config is not None and state(job) != "trained"}
-    return sum(training(config) - _START for config in untrained.values()) + sum(map(measuring, each))
+    return _sum([job for job in each if state(job) != "trained"], each, start)
+
+
+def _sum(to_train: Iterable[Job], to_measure: Iterable[Job], start: float) -> float:
+    configs = {job.folder: job.config for job in to_train if job.config is not None}
+    return sum(training(config) - _START + start for config in configs.values()) + sum(map(measuring, to_measure))
 
 
 def spell(duration: float) -> str:

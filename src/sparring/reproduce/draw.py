@@ -18,6 +18,7 @@ from sparring.report.page import Drawing, Exhibit, Picture
 from sparring.report.panels import Lines
 from sparring.reproduce import planes
 from sparring.reproduce.collect import Collected, about, cells, lines, notes
+from sparring.reproduce.verdict import seen
 
 Series = dict[str, tuple[list[float], list[float]]]
 
@@ -48,7 +49,8 @@ def exhibit(collected: Collected) -> Exhibit:
         where=item.where,
         title=item.title,
         see=item.see,
-        columns=list(item.columns) if table else (),
+        seen=seen(collected),
+        columns=[column for column in item.columns if any(column in {**line.ours, **line.paper} for line in table)],
         lines=table,
         drawings=_tradeoffs(item.name, table) if table else _curves(collected) if lined else (),
         pictures=() if lined or table else tuple(pictures(collected).values()),
@@ -61,8 +63,10 @@ def _document(collected: Collected) -> str:
     item = collected.item
     said = "".join(f"\n- {note}" for note in notes(collected))
     table = markdown(list(item.columns), lines(collected))
+    ours = f"\n\nWhat we see: {seen(collected)}" if collected.found else ""
     return (
-        f"# {item.where}: {item.title}\n\nTest accuracy in per cent. What the paper sees: {item.see}\n\n{table}{said}\n"
+        f"# {item.where}: {item.title}\n\nTest accuracy in per cent. What the paper sees: {item.see}{ours}\n\n"
+        f"{table}{said}\n"
         f"\nDrawn from the JSON files beside this one: `sparring reproduce {item.name} --draw`\n"
     )
 

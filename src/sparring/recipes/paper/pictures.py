@@ -13,8 +13,8 @@ FIG_MOTIVATION = Item(
     name="fig-motivation",
     where="Figure 1 (Sec. 1)",
     title="Why stop early: PGD and early-stopped PGD on points in the plane, step by step",
-    see="Top: PGD carries the points across the boundary and into the other class. Bottom: early-stopped PGD leaves "
-    "them just beyond the boundary.",
+    see="PGD carries the points across the boundary and into the other class; early-stopped PGD leaves them just "
+    "beyond the boundary.",
     kind="motivation",
     rows=(Row("plane", "two bands", Motivation(), {"lite": None}),),
     lite="seconds on a CPU; there is no other",
