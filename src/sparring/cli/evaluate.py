@@ -108,7 +108,13 @@ def run(argv: list[str]) -> int:
             doubts=asked.doubts,
             progress=True,
             compiled=asked.compiled,
-            about={"model": str(asked.path), "facts": loaded.facts, "data": spec, "data_note": images.note},
+            about={
+                "model": str(asked.path),
+                "which": which,
+                "facts": loaded.facts,
+                "data": spec,
+                "data_note": images.note,
+            },
         )
     except KeyboardInterrupt:
         raise RunFailed("stopped. The same command continues where it was.") from None
