@@ -26,10 +26,9 @@ def test_a_run_and_its_files_are_one_subject(sparring, run):
     assert sparring("evaluate", run, *FAST).code == 0
     assert sparring("evaluate", run / "best.safetensors", *FAST).code == 0
     assert sparring("evaluate", run / "last.safetensors", *FAST).code == 0
-    assert sorted(path.name for path in (run / "evaluation").glob("*.json")) == [
-        "quick-limit20-best.json",
-        "quick-limit20.json",
-    ]
+    files = sorted((run / "evaluation").glob("*.json"))
+    assert [path.name for path in files] == ["quick-limit20-best.json", "quick-limit20.json"]
+    assert [json.loads(path.read_text())["about"]["which"] for path in files] == ["best", "last"]
 
 
 def test_another_radius_than_the_runs_is_worth_a_line(sparring, run):

@@ -76,7 +76,7 @@ def _evaluated(folder: Path, config: Config) -> dict[str, dict[str, float]]:
             where = str(result.about.get("data", config.data))
         except (ValueError, KeyError, TypeError, AttributeError):
             raise UserError(f"{path} is not a result of sparring evaluate. Delete it, and evaluate again.") from None
-        which = "best checkpoint" if path.stem.endswith("-best") else ""  # as `sparring evaluate` names its files
+        which = "best checkpoint" if result.about.get("which") == "best" else ""
         epoch = result.about.get("facts", {}).get("epoch")
         if isinstance(epoch, int) and epoch != config.epochs:
             which = f"{which or 'checkpoint'} of epoch {epoch}"
