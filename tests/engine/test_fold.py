@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from sparring import models
+from sparring.engine import fused as fused_operations
 from sparring.engine.fold import ConvUnit, Dense, ScaleShift, agrees, fold
 from tests.evaluation.test_fast import awake
 
@@ -187,11 +188,12 @@ def test_tracing_minds_its_own_thread():
     assert not failed
 
 
-def test_fused_operations_are_tried_before_they_are_trusted(monkeypatch):
-    model, x = build("resnet18", torch.float32), images(torch.float32)
-    fused, plain = (fold(model, dtype=torch.float32, fused=fused) for fused in (True, False))
-    assert agrees(fused, plain, x)
-    assert not agrees(fused, None, x)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["resnet18", "wrn-16-2"])
+def test_fused_operations_are_tried_before_they_are_trusted(name, dtype, monkeypatch):
+    model, x = build(name, torch.float32), images(torch.float32)
+    fused = fold(model, dtype=dtype, fused=True)
+    assert agrees(fused, model, x)
 
     def missing(*args, **kwargs):
         raise RuntimeError("no such operation on this device")
@@ -202,4 +204,13 @@ def test_fused_operations_are_tried_before_they_are_trusted(monkeypatch):
 
     for fault in (missing, wrong):
         monkeypatch.setattr(importlib.import_module("sparring.engine.units"), "conv_relu", fault)
-        assert not agrees(fused, plain, x)
+        assert not agrees(fused, model, x)
+
+
+def test_a_fault_in_the_backward_pass_alone_is_seen(monkeypatch):
+    model, x = build("resnet18", torch.float32), images(torch.float32)
+    network = fold(model, dtype=torch.bfloat16, fused=True)
+    monkeypatch.setattr(
+        fused_operations, "_relu_back", lambda *gradients, y: gradients[0]
+    )  # forgets the mask and a sum
+    assert not agrees(network, model, x)

@@ -82,10 +82,9 @@ def prepare(
     how_to_fold: dict[str, Any] = {"dtype": torch.bfloat16 if half else dtype, "fused": half and cuda}
     folded = fold(model, **how_to_fold)
     if folded is not None and how_to_fold["fused"]:
-        plain_folded = fold(model, **how_to_fold | {"fused": False})
         probe = torch.rand((8, *shape), generator=torch.Generator().manual_seed(0)).to(device)
-        if not agrees(folded, plain_folded, probe):
-            folded, how_to_fold["fused"] = plain_folded, False
+        how_to_fold["fused"] = agrees(folded, model, probe)
+        folded = folded if how_to_fold["fused"] else fold(model, **how_to_fold)
     network: Network = _as_it_is(model, half) if folded is None else folded
     walked = network
     if folded is not None and half and cuda and folded.pointwise:

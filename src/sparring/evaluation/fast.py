@@ -44,7 +44,7 @@ def gradient_model(model: Model, probe: Tensor, *, precision: Precision, compile
     assert network is not None
     if probe.is_cuda and not compiled:
         fused = fold(model, dtype=torch.bfloat16, fused=True)
-        network = fused if fused is not None and agrees(fused, network, probe.float()) else network
+        network = fused if fused is not None and agrees(fused, model, probe.float()) else network
     try:  # bf16 and channels_last may not suit what a stranger's forward does
         with torch.enable_grad():
             point = probe.float().requires_grad_()
