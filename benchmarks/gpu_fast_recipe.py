@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +32,7 @@ from sparring.train import _HOLD_OUT, train, validate
 
 DEVICE = torch.device("cuda")
 HELD = 4000
+RUNS = Path(tempfile.gettempdir())
 BASE = replace(
     cifar10.FAT,
     lr=parse("one-cycle:0.3"),
@@ -98,7 +100,7 @@ def judge(folder: Path, data, config) -> dict:
 def trials(out: Path, names: list[str]) -> None:
     data = load("cifar10")
     configs = {name: replace(CANDIDATES[name], validation=HELD) for name in names or CANDIDATES}
-    folders = {name: Path("/tmp/trials") / name for name in configs}
+    folders = {name: RUNS / "trials" / name for name in configs}
     watches = [Clock(name) for name in configs]
     began = time.perf_counter()
     pairs = [(configs[name], folders[name]) for name in configs]
@@ -128,7 +130,7 @@ def final(out: Path, given: argparse.Namespace) -> None:
     def measure(seed: int, watch: Clock, model, company: int) -> None:
         result = evaluate(model, data.test.x, data.test.y, "dat", precision="bf16", doubts=False)
         row = {record.name: record.accuracy for record in result}
-        metrics = runs.read_metrics(Path(f"/tmp/final/{seed}"))
+        metrics = runs.read_metrics(RUNS / "final" / str(seed))
         start = watch.first - watch.began
         found["seeds"][seed] = {
             "seconds": watch.seconds,
@@ -144,7 +146,7 @@ def final(out: Path, given: argparse.Namespace) -> None:
     for seed in given.seeds:
         watch = Clock(f"seed {seed}")
         same = {"device": DEVICE, "data": data, "tensorboard": False, "overwrite": True}
-        model = train(replace(config, seed=seed), Path(f"/tmp/final/{seed}"), watch=watch, **same)
+        model = train(replace(config, seed=seed), RUNS / "final" / str(seed), watch=watch, **same)
         measure(seed, watch, model, 1)
 
 
