@@ -1,4 +1,4 @@
-"""Is the engine right, and where does its time go? One GPU, synthetic images, no data set needed.
+"""Is the engine right? Data and counts against the plain path, in fp32, on synthetic images. For speed: sparring bench.
 
 PYTHONPATH=src python3 benchmarks/gpu_engine_check.py $OUT/check.json
 """
@@ -6,7 +6,6 @@ PYTHONPATH=src python3 benchmarks/gpu_engine_check.py $OUT/check.json
 from __future__ import annotations
 
 import json
-import statistics
 import sys
 import time
 
@@ -68,19 +67,6 @@ def setting(**changes):
     } | changes
 
 
-def milliseconds(work, repeats=20):
-    for _ in range(3):
-        work()
-    torch.cuda.synchronize()
-    times = []
-    for _ in range(repeats):
-        began = time.perf_counter()
-        work()
-        torch.cuda.synchronize()
-        times.append(1e3 * (time.perf_counter() - began))
-    return statistics.median(times), min(times), max(times)
-
-
 def correctness() -> list[dict]:
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     rows = []
@@ -123,65 +109,9 @@ def correctness() -> list[dict]:
     return rows
 
 
-def speed(name: str) -> list[dict]:
-    rows = []
-    model, engine, began = made(name, half=True)
-    x, y = batch(model, seed=1)
-    draws = torch.Generator(DEVICE).manual_seed(3)
-    engine.walk(model, x, y, generator=draws, **setting())
-    torch.cuda.synchronize()
-    walk_ready = time.perf_counter() - began
-    engine.update(x, x, y, 0.0)
-    torch.cuda.synchronize()
-    print(
-        f"{name}: attack ready after {walk_ready:.1f} s, update after {time.perf_counter() - began:.1f} s", flush=True
-    )
-    (bench,) = engine.walk.made.values()
-    steps = {}
-    for size, graph in bench.steps.items():
-        bench.active.begin(x, y, x, tau=99, eps=8 / 255, step_size=0.001)
-        steps[size] = milliseconds(graph)[0]
-    update = milliseconds(lambda: engine.update(x, x, y, 0.0))[0]
-    bench.taken = int(bench.active.serial.item())
-    print(
-        name, "steps ms", {size: round(ms, 3) for size, ms in sorted(steps.items())}, f"update {update:.3f}", flush=True
-    )
-    for tau, size in [(10, 0.007), (0, 0.0002), (0, 0.0005), (0, 0.001), (0, 0.003), (1, 0.003)]:
-        given = setting(tau=tau, step_size=size, start=None)
-        found = engine.walk(model, x, y, generator=draws, **given)
-        taken = found.backprops.clone()
-        counts = [(taken >= step).sum().item() for step in range(1, STEPS + 1)]
-        seen = [BATCH, *counts[:-1]]
-        expected = update + sum(steps[next(s for s in sorted(steps) if s >= count)] for count in seen if count)
-
-        def one(given=given):
-            found = engine.walk(model, x, y, generator=draws, **given)
-            engine.update(x, found.x_adv, y, 0.0)
-
-        ms = milliseconds(one)
-        mean = taken.double().mean().item()
-        print(
-            f"{name} tau {tau} step {size}: {mean:.2f} BPs, {ms[0]:.2f} ms ({ms[1]:.2f}-{ms[2]:.2f}), "
-            f"sum of its steps {expected:.2f}, counts {counts}",
-            flush=True,
-        )
-        rows.append({"model": name, "tau": tau, "bps": mean, "ms": ms, "sum_of_steps": expected, "counts": counts})
-    rows.append(
-        {
-            "model": name,
-            "steps": steps,
-            "update": update,
-            "walk_ready_s": walk_ready,
-            "peak_gib": torch.cuda.max_memory_allocated() / 2**30,
-        }
-    )
-    return rows
-
-
 if __name__ == "__main__":
     torch._logging.set_logs(all=50)
     found = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
     found["correctness"] = correctness()
-    found["speed"] = [row for name in sys.argv[2:] or ["resnet18"] for row in speed(name)]
     with open(sys.argv[1], "w") as file:  # noqa: PTH123
         json.dump(found, file, indent=1)

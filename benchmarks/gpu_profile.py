@@ -12,13 +12,8 @@ from collections import defaultdict
 from pathlib import Path
 
 import torch
+from gpu_engine_check import BATCH, DEVICE, SHAPE, made
 from torch.profiler import ProfilerActivity, profile
-
-from sparring.engine import prepare
-from sparring.models import build
-from sparring.objectives import OBJECTIVES
-
-BATCH, SHAPE, DEVICE = 128, (3, 32, 32), torch.device("cuda")
 
 
 def milliseconds(work, repeats=30):
@@ -59,23 +54,7 @@ def table(name, work, out, repeats=5):
 def main() -> None:
     out, name = Path(sys.argv[1]), (sys.argv[2:] or ["resnet18"])[0]
     torch.backends.cudnn.benchmark = True
-    torch.manual_seed(0)
-    model = build(name, num_classes=10).to(DEVICE)
-    with torch.no_grad():
-        model.train()(torch.rand(256, *SHAPE, device=DEVICE))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9, weight_decay=2e-4)
-    loss = OBJECTIVES["fat"].loss
-    began = time.perf_counter()
-    engine = prepare(
-        model,
-        optimizer,
-        lambda m, x, x_adv, y: loss(m, x, x_adv, y, 6.0),
-        batch=BATCH,
-        shape=SHAPE,
-        classes=10,
-        device=DEVICE,
-        half=True,
-    )
+    model, engine, began = made(name, half=True)
     x = torch.rand(BATCH, *SHAPE, device=DEVICE)
     y = torch.randint(0, 10, (BATCH,), device=DEVICE)
     given = {"eps": 8 / 255, "step_size": 0.007, "steps": 10, "tau": 10, "loss": "ce", "start": "uniform"}

@@ -26,6 +26,7 @@ HOUSE = [
     "published",
     "weights",
     "runs",
+    "state",
     "train",
     "together",
     "evaluation",

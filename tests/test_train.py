@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sparring import checkpoint, runs, train
+from sparring import checkpoint, runs, state, train
 from sparring.config import model_facts as config_facts
 from sparring.data import load
 from sparring.errors import RunFailed, UserError
@@ -279,13 +279,13 @@ def test_killed_ten_times_at_random_moments(tmp_path, small):
 def test_short_epochs_are_not_all_saved_and_resume_exactly_from_the_one_that_was(tmp_path, small, whole, monkeypatch):
     """The first end is saved, the next ones once it is worth it; best and last are always of the same moment."""
     saves = []
-    really = train.Keeper.save
+    really = state.Keeper.save
 
     def save(self):
         saves.append(self.state.epoch - 1)
         return really(self)
 
-    monkeypatch.setattr(train.Keeper, "save", save)
+    monkeypatch.setattr(state.Keeper, "save", save)
 
     class Leave:
         def begin(self, *args, **kwargs): ...

@@ -13,23 +13,23 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from sparring import engine as engines
 from sparring import models, runs
 from sparring.attacks import pgd
-from sparring.checkpoint import Checkpoint, read_facts
+from sparring.checkpoint import read_facts
 from sparring.config import Config, differences, model_facts
 from sparring.data import Dataset, Split, batches, count_batches, hold_out, load
-from sparring.engine import Average, Engine, Network, on
+from sparring.engine import Engine, Network, on
 from sparring.errors import RunFailed, UserError
 from sparring.objectives import OBJECTIVES
 from sparring.seeds import derive_seed, generator
+from sparring.state import Keeper, State, Tally, restore
 
 _WEIGHTS, _HOLD_OUT, _ATTACK, _VALIDATION = range(1, 5)  # what a draw is for
 _EVALUATION_BATCH = 500
@@ -59,34 +59,6 @@ class Interrupted(Exception):
 
     def __init__(self, epoch: int, step: int) -> None:
         super().__init__(f"stopped in epoch {epoch} after step {step}; saved")
-
-
-@dataclass
-class Tally:
-    """Running sums of the epoch, kept on the device so that no step waits for them."""
-
-    loss: Tensor
-    backprops: Tensor
-    images: int = 0
-    seconds: float = 0.0
-
-    @classmethod
-    def empty(cls, device: torch.device) -> Tally:
-        """Nothing seen yet."""
-        zero = torch.zeros((), device=device)
-        return cls(loss=zero.double(), backprops=zero.long())
-
-
-@dataclass
-class State:
-    """Where a run stands. `step` steps of `epoch` (1-based) are done."""
-
-    model: nn.Module
-    optimizer: torch.optim.SGD
-    tally: Tally
-    epoch: int = 1
-    step: int = 0
-    best: dict[str, Any] | None = None  # the record of the best epoch so far
 
 
 def train(
@@ -124,7 +96,7 @@ def train(
     runs.note_environment(folder, device)
     saved = run.last(device)
     if saved is not None:
-        _restore(state, saved)
+        restore(state, saved)
         # Written just before the other: a cut between the two leaves it newer, and then it is the one to beat.
         state.best = read_facts(folder / runs.BEST).get("metrics", state.best)
     run.keep_metrics(state.epoch - 1)
@@ -328,73 +300,6 @@ def _check_last_batch(model: nn.Module, images: int, batch_size: int) -> None:
             f"the last batch of {images} training images would hold one image, and batch-norm needs two. "
             f"Use --batch-size {batch_size + 1}."
         )
-
-
-def _weights(part: str, model: nn.Module) -> dict[str, Tensor]:
-    return {f"{part}.{name}": tensor for name, tensor in model.state_dict().items()}
-
-
-class Keeper:
-    """Writes checkpoints: the best model so far, and everything the run needs to go on.
-
-    Both are written at the same moments, the best one first, so that no checkpoint knows of a best that is not there.
-    """
-
-    def __init__(self, run: runs.Run, state: State, facts: dict[str, Any], average: Average | None) -> None:
-        self.run, self.state, self.facts, self.average = run, state, facts, average
-        self.saved = float("-inf")
-        self.pending: tuple[dict[str, Tensor], dict[str, Any]] | None = None
-
-    @property
-    def idle(self) -> float:
-        """Seconds since the last checkpoint."""
-        return time.perf_counter() - self.saved
-
-    def keep(self, model: nn.Module, record: dict[str, Any]) -> None:
-        """This is the best model so far: remember it as it is now."""
-        weights = {name: tensor.detach().clone() for name, tensor in _weights("model", model).items()}
-        self.pending = weights, {"model": self.facts, "epoch": record["epoch"], "metrics": record}
-
-    def save(self) -> None:
-        """Write both. Part "model" of the run's file is the one to use: the average, where one is kept."""
-        if self.pending:
-            self.run.save(runs.BEST, *self.pending)
-            self.pending = None
-        state = self.state
-        weights = _weights("model", state.model)
-        if self.average is not None:
-            sums = {f"average.{name}": tensor for name, tensor in self.average.state().items()}
-            weights = _weights("model", self.average.read()) | _weights("live", state.model) | sums
-        momentum = {
-            f"momentum.{name}": state.optimizer.state[parameter]["momentum_buffer"]
-            for name, parameter in state.model.named_parameters()
-            if state.optimizer.state[parameter].get("momentum_buffer") is not None
-        }
-        tally = {"tally.loss": state.tally.loss, "tally.backprops": state.tally.backprops}
-        self.run.save(
-            runs.LAST,
-            weights | momentum | tally,
-            {
-                "model": self.facts,
-                "epoch": state.epoch - 1,  # complete ones
-                "step": state.step,
-                "best": state.best,
-                "images": state.tally.images,
-                "seconds": state.tally.seconds,
-            },
-        )
-        self.saved = time.perf_counter()
-
-
-def _restore(state: State, saved: Checkpoint) -> None:
-    state.model.load_state_dict(saved.part("live") or saved.part("model"))
-    momentum = saved.part("momentum")
-    for name, parameter in state.model.named_parameters():
-        if name in momentum:
-            state.optimizer.state[parameter]["momentum_buffer"] = momentum[name]
-    tally = saved.part("tally")
-    state.tally = Tally(tally["loss"], tally["backprops"], saved.facts["images"], saved.facts["seconds"])
-    state.epoch, state.step, state.best = saved.facts["epoch"] + 1, saved.facts["step"], saved.facts["best"]
 
 
 def _board(folder: Path, epoch: int) -> Any:

@@ -32,6 +32,7 @@ from sparring.models import forward_flops
 from sparring.objectives import OBJECTIVES
 from sparring.schedules import constant
 from sparring.seeds import generator
+from sparring.state import Tally
 from sparring.together import train_together
 
 BEFORE = 2  # epochs at tau 0 before epochs are timed: a model that has just begun is fooled at once
@@ -291,7 +292,7 @@ class Bench:
             config, objective="fat", attack=replace(config.attack, tau=constant(tau)), awp=constant(self.awp)
         )
         state, walk = self.state, self.engine.walk
-        state.epoch, state.step, state.tally = epoch, 0, train.Tally.empty(self.device)
+        state.epoch, state.step, state.tally = epoch, 0, Tally.empty(self.device)
         before = dict(walk.launched) if isinstance(walk, FastWalk) else {}
         steps = count_batches(len(self.training), config.batch_size)
         wait(self.device)

@@ -1,0 +1,113 @@
+"""Where a run stands, and how that is kept: the state of the training loop and its checkpoints.
+
+Every random draw is named by (seed, epoch, step), so weights, momentum, the epoch's sums and a place are all there is.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sparring import runs
+from sparring.checkpoint import Checkpoint
+from sparring.engine import Average
+
+
+@dataclass
+class Tally:
+    """Running sums of the epoch, kept on the device so that no step waits for them."""
+
+    loss: Tensor
+    backprops: Tensor
+    images: int = 0
+    seconds: float = 0.0
+
+    @classmethod
+    def empty(cls, device: torch.device) -> Tally:
+        """Nothing seen yet."""
+        zero = torch.zeros((), device=device)
+        return cls(loss=zero.double(), backprops=zero.long())
+
+
+@dataclass
+class State:
+    """Where a run stands. `step` steps of `epoch` (1-based) are done."""
+
+    model: nn.Module
+    optimizer: torch.optim.SGD
+    tally: Tally
+    epoch: int = 1
+    step: int = 0
+    best: dict[str, Any] | None = None  # the record of the best epoch so far
+
+
+class Keeper:
+    """Writes checkpoints: the best model so far, and everything the run needs to go on.
+
+    Both are written at the same moments, the best one first, so that no checkpoint knows of a best that is not there.
+    """
+
+    def __init__(self, run: runs.Run, state: State, facts: dict[str, Any], average: Average | None) -> None:
+        self.run, self.state, self.facts, self.average = run, state, facts, average
+        self.saved = float("-inf")
+        self.pending: tuple[dict[str, Tensor], dict[str, Any]] | None = None
+
+    @property
+    def idle(self) -> float:
+        """Seconds since the last checkpoint."""
+        return time.perf_counter() - self.saved
+
+    def keep(self, model: nn.Module, record: dict[str, Any]) -> None:
+        """This is the best model so far: remember it as it is now."""
+        weights = {name: tensor.detach().clone() for name, tensor in _weights("model", model).items()}
+        self.pending = weights, {"model": self.facts, "epoch": record["epoch"], "metrics": record}
+
+    def save(self) -> None:
+        """Write both. Part "model" of the run's file is the one to use: the average, where one is kept."""
+        if self.pending:
+            self.run.save(runs.BEST, *self.pending)
+            self.pending = None
+        state = self.state
+        weights = _weights("model", state.model)
+        if self.average is not None:
+            sums = {f"average.{name}": tensor for name, tensor in self.average.state().items()}
+            weights = _weights("model", self.average.read()) | _weights("live", state.model) | sums
+        momentum = {
+            f"momentum.{name}": state.optimizer.state[parameter]["momentum_buffer"]
+            for name, parameter in state.model.named_parameters()
+            if state.optimizer.state[parameter].get("momentum_buffer") is not None
+        }
+        tally = {"tally.loss": state.tally.loss, "tally.backprops": state.tally.backprops}
+        self.run.save(
+            runs.LAST,
+            weights | momentum | tally,
+            {
+                "model": self.facts,
+                "epoch": state.epoch - 1,  # complete ones
+                "step": state.step,
+                "best": state.best,
+                "images": state.tally.images,
+                "seconds": state.tally.seconds,
+            },
+        )
+        self.saved = time.perf_counter()
+
+
+def restore(state: State, saved: Checkpoint) -> None:
+    """Go on from a checkpoint; the average of the weights, if any, is the engine's to restore."""
+    state.model.load_state_dict(saved.part("live") or saved.part("model"))
+    momentum = saved.part("momentum")
+    for name, parameter in state.model.named_parameters():
+        if name in momentum:
+            state.optimizer.state[parameter]["momentum_buffer"] = momentum[name]
+    tally = saved.part("tally")
+    state.tally = Tally(tally["loss"], tally["backprops"], saved.facts["images"], saved.facts["seconds"])
+    state.epoch, state.step, state.best = saved.facts["epoch"] + 1, saved.facts["step"], saved.facts["best"]
+
+
+def _weights(part: str, model: nn.Module) -> dict[str, Tensor]:
+    return {f"{part}.{name}": tensor for name, tensor in model.state_dict().items()}

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import torch
+
+from sparring import checkpoint, runs, train
+from sparring.config import model_facts
+from sparring.data import load
+from sparring.engine import Average
+from sparring.state import Keeper, restore
+
+CPU = torch.device("cpu")
+
+
+def begun(config):
+    facts = model_facts(config, load("digits"))
+    return train.begin(config, facts, CPU), facts
+
+
+def test_the_best_is_kept_as_it_was_and_written_with_the_rest(tmp_path, small):
+    state, facts = begun(small)
+    keeper = Keeper(runs.create(tmp_path / "run", small, ""), state, facts, None)
+    assert keeper.idle == float("inf")
+    before = {name: tensor.clone() for name, tensor in state.model.state_dict().items()}
+    keeper.keep(state.model, {"epoch": 1, "pgd10": 0.5})
+    with torch.no_grad():
+        for parameter in state.model.parameters():
+            parameter.add_(1.0)  # training goes on
+    assert not (tmp_path / "run" / runs.BEST).exists()
+    keeper.save()
+    best, last = (checkpoint.load(tmp_path / "run" / name) for name in (runs.BEST, runs.LAST))
+    assert all(torch.equal(best.part("model")[name], tensor) for name, tensor in before.items())
+    assert not torch.equal(last.part("model")["conv1.weight"], before["conv1.weight"])
+    assert keeper.pending is None and keeper.idle < 60
+
+
+def test_a_state_comes_back_with_momentum_place_and_sums(tmp_path, small):
+    state, facts = begun(small)
+    for parameter in state.model.parameters():
+        state.optimizer.state[parameter]["momentum_buffer"] = torch.randn_like(parameter)
+    state.epoch, state.step, state.tally.images = 3, 7, 21
+    state.tally.backprops += 5
+    average = Average(state.model, 0.5)
+    average.move()
+    Keeper(runs.create(tmp_path / "run", small, ""), state, facts, average).save()
+    saved = runs.open_run(tmp_path / "run").last()
+    other, _ = begun(small)
+    with torch.no_grad():
+        for parameter in other.model.parameters():
+            parameter.zero_()
+    restore(other, saved)
+    assert (other.epoch, other.step, other.tally.images, int(other.tally.backprops)) == (3, 7, 21, 5)
+    for one, two in zip(state.model.parameters(), other.model.parameters(), strict=True):
+        assert torch.equal(one, two)
+        assert torch.equal(state.optimizer.state[one]["momentum_buffer"], other.optimizer.state[two]["momentum_buffer"])
+    assert set(saved.part("average")) == set(average.state())
