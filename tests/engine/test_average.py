@@ -12,14 +12,14 @@ def made() -> nn.Module:
 
 def test_the_average_of_what_was_seen():
     model = made()
-    average = Average(model, 0.5)
+    average = Average(model, 0.75)
     for value in (1.0, 3.0, 7.0):
         with torch.no_grad():
             model[0].weight.fill_(value)
             model[1].running_mean.fill_(-value)
         average.move()
-    # The newest counts 1/2, the one before 1/4, the first 1/8, of 7/8 in all.
-    expected = (7 / 2 + 3 / 4 + 1 / 8) / (7 / 8)
+    # The newest counts 1/4, the one before 3/16, the first 9/64, of 37/64 in all.
+    expected = (7 / 4 + 3 * 3 / 16 + 9 / 64) / (37 / 64)
     read = average.read()
     torch.testing.assert_close(read[0].weight, torch.full((1, 2), expected))
     torch.testing.assert_close(read[1].running_mean, torch.full((1,), -expected))
