@@ -16,6 +16,7 @@ from torch import Tensor
 
 from sparring import losses
 from sparring.engine.fused import kernels_for
+from sparring.engine.passes import Passes
 
 Network = Callable[[Tensor], Tensor]
 
@@ -78,6 +79,10 @@ class ActiveSet:
     def step(self, network: Network, size: int) -> None:
         """One step of the first `size` rows: check, report and compact, then gradient and move."""
         rows = self.rows[:size]
+        passes = getattr(network, "passes", None)
+        if passes is not None and self.kernels is not None and passes.takes(self.x):
+            self._step_by_hand(passes, rows)
+            return
         point = self.x_adv[rows].requires_grad_()
         logits = network(point)
         # The report goes out before the gradient: the host chooses the next bucket while it is computed.
@@ -85,16 +90,29 @@ class ActiveSet:
             slope = self._judge(logits, rows)
             self._compact(size)
         else:
-            slope = self.kernels.judge(logits.detach(), self.natural, rows, self.y, self.wrong)
-            state = (self.tau_left, self.backprops, self.serial, self.report, self.step_index)
-            numbers = {"size": size, "batch": self.batch, "steps": self.steps}
-            self.kernels.compact(self.wrong, self.rows, self.target, *state, **numbers)
+            slope = self._judge_and_compact(logits.detach(), rows)
         (gradient,) = torch.autograd.grad(logits, point, slope)
         if self.kernels is None:
             self._move(gradient)
         else:
             moving = (self.x_adv, self.x, self.kicks, gradient, self.target, self.numbers, self.step_index)
             self.kernels.move(*moving, project=self.project)
+
+    def _step_by_hand(self, passes: Passes, rows: Tensor) -> None:
+        """The same with a network whose first kernel gathers the rows and whose last one moves them."""
+        logits, values = passes.forward(self.x_adv, rows)
+        gradient = passes.back(self._judge_and_compact(logits, rows), values)
+        walk = (self.x_adv, self.x, self.target, self.kicks, self.numbers, self.step_index)
+        passes.kernels.move_pixels(gradient, passes.stem.weight, *walk, project=self.project)
+
+    def _judge_and_compact(self, logits: Tensor, rows: Tensor) -> Tensor:
+        """`_judge` and `_compact` in two launches."""
+        assert self.kernels is not None
+        slope: Tensor = self.kernels.judge(logits, self.natural, rows, self.y, self.wrong)
+        state = (self.tau_left, self.backprops, self.serial, self.report, self.step_index)
+        numbers = {"size": len(rows), "batch": self.batch, "steps": self.steps}
+        self.kernels.compact(self.wrong, self.rows, self.target, *state, **numbers)
+        return slope
 
     def _judge(self, logits: Tensor, rows: Tensor) -> Tensor:
         """Who is fooled; and the gradient of the loss with respect to the logits."""

@@ -21,6 +21,7 @@ from torch import Tensor, fx, nn
 from sparring.attacks.setting import quiet
 from sparring.engine.fused import kernels_for
 from sparring.engine.graphs import STARTING
+from sparring.engine.passes import Passes, plan
 from sparring.engine.units import ConvUnit, Dense, ScaleShift, Unit
 
 _Norm = nn.modules.batchnorm._NormBase  # with statistics, though perhaps without weights
@@ -37,6 +38,7 @@ class Folded(nn.Module):
         self.of = (model,)
         self.at_once: tuple[Callable[[], None], set[Unit]] | None = None
         self.loans: list[tuple[ConvUnit, ConvUnit]] = []  # (who adds, who lends its bias)
+        self.passes: Passes | None = None  # the same by hand, where it can be
 
     @property
     def pointwise(self) -> bool:
@@ -65,7 +67,7 @@ class Folded(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Pixels to logits."""
-        logits: Tensor = self.graph(x)
+        logits: Tensor = self.passes(x) if self.passes is not None and self.passes.takes(x) else self.graph(x)
         return logits.float() if logits.dtype == torch.bfloat16 else logits
 
 
@@ -143,15 +145,18 @@ def fold(model: nn.Module, *, dtype: torch.dtype, fused: bool) -> Folded | None:
         else:  # pooling, normalisation of pixels: a copy, for its mode is not to follow the model's
             _become(graph, node, copy.deepcopy(module))
     loans = [loan for node in graph.graph.nodes if (loan := _lend(graph, node)) is not None]
+    passes = None
+    if fused and not any(isinstance(unit, ScaleShift) for unit in units):  # else a compiler sees to it
+        for node in list(graph.graph.nodes):
+            _pool(graph, node)
+        passes = plan(graph, next(model.parameters()).device)
     for node in list(graph.graph.nodes):
         _fork(graph, node)
-        if fused and not any(isinstance(unit, ScaleShift) for unit in units):  # else a compiler sees to it
-            _pool(graph, node)
     graph.graph.lint()
     graph.recompile()
     graph.delete_all_unused_submodules()
     network = Folded(graph, units, model)
-    network.loans = loans
+    network.loans, network.passes = loans, passes
     if dtype == torch.bfloat16:
         network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     network.refresh()

@@ -24,6 +24,15 @@ def kernels_for(device: torch.device) -> ModuleType | None:
     return kernels
 
 
+def convolutions_for(device: torch.device) -> ModuleType | None:
+    """The Triton convolutions, where they can run."""
+    if kernels_for(device) is None:
+        return None
+    from sparring.engine import conv
+
+    return conv
+
+
 def conv_relu(
     x: Tensor, z: Tensor | None, weight: Tensor, bias: Tensor, stride: Any, padding: Any, *, twice: bool
 ) -> Any:
@@ -49,21 +58,33 @@ class _PoolDense(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, h: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         ctx.save_for_backward(h, weight)
-        kernels = _pooling(h)
-        if kernels is not None:
-            logits: Tensor = kernels.pool_dense(h, weight, bias)
-            return logits
-        wide = torch.promote_types(h.dtype, torch.float32)
-        return F.linear(h.to(wide).mean((2, 3)), weight.to(wide), bias.to(wide))
+        return pool_forward(h, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         h, weight = ctx.saved_tensors
-        kernels = _pooling(h)
-        if kernels is not None:
-            return kernels.pool_dense_back(gradients[0], weight, h), None, None
-        flat = gradients[0] @ weight.to(gradients[0].dtype) / h[0, 0].numel()
-        return flat.to(h.dtype)[:, :, None, None].expand_as(h), None, None
+        return pool_back(gradients[0], weight, h), None, None
+
+
+def pool_forward(h: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """`pool_dense`, which autograd does not see."""
+    kernels = _pooling(h)
+    if kernels is not None:
+        logits: Tensor = kernels.pool_dense(h, weight, bias)
+        return logits
+    wide = torch.promote_types(h.dtype, torch.float32)
+    return F.linear(h.to(wide).mean((2, 3)), weight.to(wide), bias.to(wide))
+
+
+def pool_back(gradient: Tensor, weight: Tensor, h: Tensor, *, masked: bool = False) -> Tensor:
+    """Its gradient at h; where `masked` that before the ReLU which made h."""
+    kernels = _pooling(h)
+    if kernels is not None:
+        back: Tensor = kernels.pool_dense_back(gradient, weight, h, masked=masked)
+        return back
+    flat = gradient @ weight.to(gradient.dtype) / h[0, 0].numel()
+    whole = flat.to(h.dtype)[:, :, None, None].expand_as(h)
+    return torch.where(h > 0, whole, 0).contiguous(memory_format=torch.channels_last) if masked else whole
 
 
 def _pooling(h: Tensor) -> ModuleType | None:
@@ -83,13 +104,7 @@ class _ConvReLU(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, z: Tensor | None, w: Tensor, b: Tensor, stride: Any, padding: Any, twice: bool
     ) -> Any:
-        if not x.is_cuda:  # the same function without cuDNN, for tests
-            y = F.conv2d(x, w, b, stride, padding)
-            y = F.relu(y if z is None else y + z)
-        elif z is None:
-            y = torch.cudnn_convolution_relu(x, w, b, stride, padding, (1, 1), 1)
-        else:
-            y = torch.cudnn_convolution_add_relu(x, w, z, 1.0, b, stride, padding, (1, 1), 1)
+        y = conv_forward(x, z, w, b, stride, padding)
         ctx.save_for_backward(x, w, y)
         ctx.conv, ctx.added = (stride, padding), z is not None
         return (y, y.view_as(y)) if twice else y
@@ -99,10 +114,32 @@ class _ConvReLU(torch.autograd.Function):
         x, w, y = ctx.saved_tensors
         stride, padding = ctx.conv
         gradient = _relu_back(*gradients, y=y)
-        of_x = torch.ops.aten.convolution_backward(
-            gradient, x, w, None, stride, padding, (1, 1), False, (0, 0), 1, [True, False, False]
-        )[0]
+        of_x = _input_gradient(gradient, x, w, stride, padding)
         return of_x, gradient if ctx.added else None, None, None, None, None, None
+
+
+def conv_forward(x: Tensor, z: Tensor | None, w: Tensor, b: Tensor, stride: Any, padding: Any) -> Tensor:
+    """relu(conv(x) + b [+ z]) in one cuDNN call, which autograd does not see."""
+    if not x.is_cuda:  # the same function without cuDNN, for tests
+        y = F.conv2d(x, w, b, stride, padding)
+        return F.relu(y if z is None else y + z)
+    if z is None:
+        return torch.cudnn_convolution_relu(x, w, b, stride, padding, (1, 1), 1)
+    return torch.cudnn_convolution_add_relu(x, w, z, 1.0, b, stride, padding, (1, 1), 1)
+
+
+def back_to(y: Tensor, gradient: Tensor, w: Tensor, stride: Any, padding: Any, other: Tensor | None) -> Tensor:
+    """The gradient at a convolution's input y [+ other], before the ReLU which made y."""
+    of_y = _input_gradient(gradient, y, w, stride, padding)
+    return _relu_back(of_y, y=y) if other is None else _relu_back(of_y, other, y=y)
+
+
+def _input_gradient(gradient: Tensor, x: Tensor, w: Tensor, stride: Any, padding: Any) -> Tensor:
+    only_input = [True, False, False]
+    of_x: Tensor = torch.ops.aten.convolution_backward(
+        gradient, x, w, None, stride, padding, (1, 1), False, (0, 0), 1, only_input
+    )[0]
+    return of_x
 
 
 def _relu_back(*gradients: Tensor, y: Tensor) -> Tensor:

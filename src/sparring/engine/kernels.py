@@ -186,15 +186,17 @@ def _pool_dense(
 def _pool_dense_back(
     gradient,  # (images, classes), fp32
     weight,
-    out,  # (images, area, channels)
+    h,  # (images, area, channels)
+    out,  # as h
     area,
     channels,
     classes,
+    MASKED: tl.constexpr,
     AREA: tl.constexpr,
     BLOCK: tl.constexpr,
     CLASSES: tl.constexpr,
 ):
-    """One image: the gradient of the logits back to every place of its area."""
+    """One image: the gradient of the logits back to every place of its area; where MASKED, 0 where h is."""
     image = tl.program_id(0).to(tl.int64)
     place, k = tl.arange(0, AREA), tl.arange(0, CLASSES)
     g = tl.load(gradient + image * classes + k, mask=k < classes, other=0.0)
@@ -204,8 +206,11 @@ def _pool_dense_back(
         w = tl.load(weight + k[:, None] * channels + c[None, :], mask=known, other=0.0).to(tl.float32)
         back = tl.sum(w * g[:, None], 0) / area
         here = (place < area)[:, None] & (c < channels)[None, :]
-        value = tl.broadcast_to(back[None, :], (AREA, BLOCK)).to(tl.bfloat16)
-        tl.store(out + (image * area + place[:, None]) * channels + c[None, :], value, mask=here)
+        at = (image * area + place[:, None]) * channels + c[None, :]
+        value = tl.broadcast_to(back[None, :], (AREA, BLOCK))
+        if MASKED:
+            value = tl.where(tl.load(h + at, mask=here, other=0.0).to(tl.float32) > 0, value, 0.0)
+        tl.store(out + at, value.to(tl.bfloat16), mask=here)
 
 
 @triton.jit
@@ -315,18 +320,13 @@ def pool_dense(h: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return out
 
 
-def pool_dense_back(gradient: Tensor, weight: Tensor, like: Tensor) -> Tensor:
-    """The gradient of `pool_dense` at the feature map `like`."""
-    images, channels, height, width = like.shape
-    out = torch.empty_like(like)
+def pool_dense_back(gradient: Tensor, weight: Tensor, h: Tensor, *, masked: bool = False) -> Tensor:
+    """The gradient of `pool_dense` at h; where `masked` that before the ReLU which made h."""
+    images, channels, height, width = h.shape
+    out = torch.empty_like(h)
     area = height * width
     _pool_dense_back[(images,)](
-        gradient.contiguous(),
-        weight,
-        out,
-        area,
-        channels,
-        len(weight),
+        *(gradient.contiguous(), weight, h, out, area, channels, len(weight), masked),
         *_blocks(area, channels, len(weight)),
     )
     return out

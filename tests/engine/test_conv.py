@@ -1,0 +1,224 @@
+"""The Triton convolutions compute what torch computes, by Triton's interpreter on a CPU (tests/conftest.py).
+
+In fp16 and fp32: the interpreter cannot multiply bf16.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+pytest.importorskip("triton", reason="the kernels need Triton, which pip install -e '.[dev]' brings on Linux")
+if torch.cuda.is_available():
+    pytest.skip("for the interpreter; on CUDA run benchmarks/gpu_engine_check.py", allow_module_level=True)
+
+from torch.nn.grad import conv2d_input
+
+from sparring.engine import conv, fused, kernels
+from sparring.engine.active import ActiveSet
+from sparring.engine.conv import Tiling
+from sparring.engine.fold import fold
+from sparring.engine.passes import Passes
+from sparring.models import build
+
+CPU = torch.device("cpu")
+
+
+def image(draw, *shape):
+    return torch.randn(shape, generator=draw).half().contiguous(memory_format=torch.channels_last)
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    seed=st.integers(0, 1000),
+    images=st.integers(1, 3),
+    channels=st.sampled_from([(64, 64), (128, 64), (64, 128)]),
+    side=st.sampled_from([1, 3]),
+    stride=st.sampled_from([1, 2]),
+    split=st.integers(1, 5),
+    around=st.sampled_from(["nothing", "sum", "shortcut"]),
+)
+def test_a_convolution_both_ways(seed, images, channels, side, stride, split, around):
+    draw = torch.Generator().manual_seed(seed)
+    inner, outer = channels
+    cut = Tiling(32, 64, 32, split)
+    arrived = torch.zeros(256, dtype=torch.int32)
+    x, weight = image(draw, images, inner, 4, 8), image(draw, outer, inner, side, side) / 16
+    bias = torch.randn(outer, generator=draw).half()
+    expected = F.conv2d(x.float(), weight.float(), bias.float(), stride, side // 2)
+    more = {}
+    if around == "sum":
+        more["z"] = image(draw, *expected.shape)
+        expected = expected + more["z"].float()
+    if around == "shortcut":
+        size = [2 * length for length in expected.shape[2:]]
+        more["shortcut"] = (image(draw, images, 32, *size), image(draw, outer, 32, 1, 1) / 8, 2)
+        expected = expected + F.conv2d(more["shortcut"][0].float(), more["shortcut"][1].float(), None, 2)
+    ours = conv.conv(x, weight, stride=stride, arrived=arrived, cut=cut, bias=bias, relu=True, **more)
+    assert torch.allclose(ours.float(), F.relu(expected), rtol=2e-3, atol=2e-3)
+    if side == 1:
+        return  # back, a 1x1 convolution is a shortcut
+    g = image(draw, images, outer, 4 // stride, 8 // stride)
+    expected = conv2d_input(x.shape, weight.float(), g.float(), stride, 1)
+    more = {}
+    if around == "sum":
+        more["z"] = image(draw, *expected.shape)
+        expected = expected + more["z"].float()
+    if around == "shortcut":
+        brought, of = image(draw, images, 96, *g.shape[2:]), image(draw, 96, inner, 1, 1) / 8
+        more["shortcut"] = (brought, of, stride)
+        expected = expected + conv2d_input(x.shape, of.float(), brought.float(), stride)
+    ours = conv.conv_back(g, weight, stride=stride, arrived=arrived, cut=cut, y=x, **more)
+    assert torch.allclose(ours.float(), torch.where(x > 0, expected, 0.0), rtol=2e-3, atol=4e-3)
+    assert not arrived.any()  # ready for the next launch
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_the_first_layer_and_the_step(channels):
+    draw = torch.Generator().manual_seed(0)
+    x = torch.rand(6, channels, 8, 4, generator=draw)
+    rows = torch.tensor([4, 0, 3])
+    weight = image(draw, 64, 8, 3, 3)
+    weight[:, channels:].zero_()  # spare
+    bias = torch.randn(64, generator=draw).half()
+    exact = weight[:, :channels].float()
+    ours = conv.stem(x, rows, weight, bias)
+    assert torch.allclose(ours.float(), F.relu(F.conv2d(x[rows], exact, bias.float(), 1, 1)), rtol=2e-3, atol=2e-3)
+
+    g = image(draw, 3, 64, 8, 4)
+    gradient = conv.to_pixels(g, weight, channels)
+    assert torch.allclose(gradient, conv2d_input((3, channels, 8, 4), exact, g.float(), 1, 1), rtol=1e-4, atol=1e-3)
+    target = torch.tensor([4, 5, 1])  # 5 is the sink: this one has stopped
+    numbers, step_index = torch.tensor([0.03, 0.01, 0.002]), torch.tensor([1])
+    for kicks, project in ((None, True), (torch.randn(3, *x.shape, generator=draw), False)):
+        walk = (x + 0.02 * torch.randn(x.shape, generator=draw)).clamp(0, 1)
+        ours, theirs = walk.clone(), walk.clone()
+        conv.move_pixels(g, weight, ours, x, target, kicks, numbers, step_index, project=project)
+        kernels.move(theirs, x, kicks, gradient, target, numbers, step_index, project=project)
+        assert torch.equal(ours, theirs)
+        assert not torch.equal(ours[4], walk[4]) and torch.equal(ours[5], walk[5]) and torch.equal(ours[0], walk[0])
+
+
+def test_a_cut_fills_the_gpu_without_losing_a_round():
+    for images in (1, 8, 16, 40, 128, 1000):
+        for inner, outer, size, stride, back in [
+            *((c, c, 2048 // c, 1, back) for c in (64, 128, 256, 512) for back in (False, True)),
+            *((c, 2 * c, 2048 // c, 2, False) for c in (64, 128, 256)),
+            *((2 * c, c, 1024 // c, 2, True) for c in (64, 128, 256)),
+        ]:
+            x = torch.empty(images, inner, size, size, device="meta")
+            weight = torch.empty((inner, outer, 3, 3) if back else (outer, inner, 3, 3), device="meta")
+            cut = conv.tiling(x, weight, stride=stride, back=back)
+            assert outer % cut.outer == 0 and inner % cut.inner == 0
+            places = images * size * size if back else images * size * size // stride**2
+            tiles = (stride**2 if back else 1) * -(-places // cut.places) * (outer // cut.outer)
+            assert cut.split == 1 or tiles * cut.split <= 256  # as many sums as can be shared
+            assert cut.split <= 9 * inner // 64
+    assert conv.tiling(torch.empty(8, 512, 4, 4), torch.empty(512, 512, 3, 3), stride=1, back=False).split > 1
+
+
+@pytest.fixture
+def folded(monkeypatch):
+    """A small residual network, folded in fp32: by hand and by autograd."""
+
+    def make(model):
+        torch.manual_seed(0)
+        with torch.no_grad():
+            for _ in range(2):
+                model.train()(torch.rand(4, 3, 8, 8))
+        module = importlib.import_module("sparring.engine.passes")
+        plain = fold(model, dtype=torch.float32, fused=True)
+        assert plain.passes is None  # a CPU
+        monkeypatch.setattr(module, "convolutions_for", lambda device: conv)
+        ours = fold(model, dtype=torch.float32, fused=True)
+        return (network.to(memory_format=torch.channels_last) for network in (ours, plain))
+
+    return make
+
+
+def gradients(network, x, slope):
+    point = x.clone().requires_grad_()
+    logits = network(point)
+    return logits.detach(), torch.autograd.grad(logits, point, slope)[0]
+
+
+def test_resnet18_by_hand_is_resnet18(folded):
+    ours, plain = folded(build("resnet18", num_classes=10))
+    assert isinstance(ours.passes, Passes) and len(ours.passes.layers) == 16
+    assert sum(layer.shortcut is not None for layer in ours.passes.layers) == 3
+    draw = torch.Generator().manual_seed(0)
+    x, slope = torch.rand(2, 3, 8, 8, generator=draw), torch.randn(2, 10, generator=draw)
+    (logits, gradient), (expected, their_gradient) = (gradients(network, x, slope) for network in (ours, plain))
+    assert torch.allclose(logits, expected, rtol=1e-4, atol=1e-5)
+    assert torch.allclose(gradient, their_gradient, rtol=1e-3, atol=1e-5 * float(their_gradient.abs().max()))
+    odd = torch.rand(1, 3, 9, 9, generator=draw)  # cannot be halved: the graph does it
+    assert not ours.passes.takes(odd) and torch.allclose(ours(odd), plain(odd), rtol=1e-4, atol=1e-5)
+
+
+class Block(nn.Module):
+    """A residual network of one block, small enough for whole attacks by the interpreter; `kind` breaks the pattern."""
+
+    def __init__(self, kind="plain"):
+        super().__init__()
+        self.kind = kind
+        self.stem, self.norm = nn.Conv2d(3, 64, 3, padding=1), nn.BatchNorm2d(64)
+        self.one, self.two = nn.Conv2d(64, 64, 3, padding=1), nn.Conv2d(64, 64, 3, padding=1)
+        self.last = nn.Linear(64, 10)
+
+    def forward(self, x):
+        h = self.norm(self.stem(x)).relu()
+        k = torch.relu(self.one(h))
+        if self.kind == "pooled":
+            k = F.avg_pool2d(k, 1)
+        k = torch.relu(self.two(k) + h)
+        if self.kind == "twice":
+            k = torch.relu(self.one(k) + h)
+        return self.last(k.mean((2, 3)))
+
+
+def test_a_step_by_hand_is_a_step(folded):
+    ours, plain = folded(Block())
+    assert ours.passes is not None
+    draw = torch.Generator().manual_seed(1)
+    x = torch.rand(5, 3, 8, 8, generator=draw)
+    y = plain(x).argmax(dim=1)
+    y[1] = (y[1] + 1) % 10  # wrong from the start
+    sets = []
+    for network in (ours, plain):
+        active = ActiveSet(
+            6, (3, 8, 8), 10, steps=3, inner="ce", noise=False, project=True, device=CPU, kernels=kernels
+        )
+        active.begin(x, y, x, tau=0, eps=0.1, step_size=0.03)
+        for _ in range(3):
+            active.step(network, 6)
+        sets.append(active)
+    by_hand, by_autograd = sets
+    for name in ("backprops", "rows", "report", "serial"):
+        assert torch.equal(getattr(by_hand, name), getattr(by_autograd, name)), name
+    assert by_hand.backprops[1] == 0 and by_hand.backprops[0] > 0
+    assert (by_hand.x_adv[:5] - by_autograd.x_adv[:5]).abs().gt(1e-6).float().mean() < 0.01  # signs of nearly nothing
+    assert not torch.equal(by_hand.x_adv[0], x[0])
+
+
+@pytest.mark.parametrize("kind", ["pooled", "twice"])
+def test_what_is_not_known_is_left_to_autograd(folded, kind):
+    ours, plain = folded(Block(kind))
+    assert ours.passes is None
+    x = torch.rand(2, 3, 8, 8)
+    assert torch.allclose(ours(x), plain(x))
+
+
+def test_the_gradient_of_the_pooling_before_a_relu():
+    draw = torch.Generator().manual_seed(0)
+    h = torch.randn(3, 24, 4, 4, generator=draw).to(torch.bfloat16).to(memory_format=torch.channels_last)
+    weight, slope = torch.randn(10, 24, generator=draw).to(torch.bfloat16), torch.randn(3, 10, generator=draw)
+    expected = torch.where(h > 0, fused.pool_back(slope, weight, h), 0)
+    assert torch.equal(fused.pool_back(slope, weight, h, masked=True), expected)
+    ours = kernels.pool_dense_back(slope, weight, h, masked=True)
+    assert torch.allclose(ours.float(), expected.float(), rtol=2**-6, atol=1e-3)
