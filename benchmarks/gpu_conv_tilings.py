@@ -20,7 +20,7 @@ from sparring.engine import conv as conv_module
 from sparring.engine import kernels
 from sparring.engine.conv import Tiling, conv, conv_back
 
-BATCHES = (16, 32, 64, 128)
+BATCHES = (8, 16, 24, 32, 40, 48, 64, 96, 128)
 # name: (inner, outer, side of the image that is read, stride, back, shortcut's channels)
 LAYERS = {
     "f64": (64, 64, 32, 1, False, 0),
@@ -48,8 +48,6 @@ SHAPES = (
     (128, 128, 64, 4, 3, (1,)),
     (128, 64, 64, 4, 4, (1,)),
 )
-# How x is cached, and whether a kernel is launched before the one ahead has ended.
-MANNERS = (("", False), (".ca", False), ("", True), (".ca", True))
 
 
 def image(*shape):
@@ -69,7 +67,7 @@ def case(name, batch):
         w2 = image(outer, second, 1, 1) if second else None
 
         def ours(tiling):
-            how = {"stride": stride, "tiling": tiling, "arrived": arrived, "bias": bias, "relu": True}
+            how = {"stride": stride, "cut": tiling, "arrived": arrived, "bias": bias, "relu": True}
             if second:
                 return conv(x, weight, shortcut=(x2, w2, 2), **how)
             return conv(x, weight, z=z if stride == 1 else None, **how)
@@ -86,7 +84,7 @@ def case(name, batch):
     x2, w2 = (image(batch, second, side, side), image(second, outer, 1, 1)) if second else (None, None)
 
     def ours(tiling):
-        how = {"stride": stride, "tiling": tiling, "arrived": arrived, "y": y}
+        how = {"stride": stride, "cut": tiling, "arrived": arrived, "y": y}
         return conv_back(x, weight, shortcut=(x2, w2, 2), **how) if second else conv_back(x, weight, z=z, **how)
 
     def dgrad(g, w, pad):
@@ -124,13 +122,17 @@ def ends(batch):
 
     likes = {}
     ways = {"stem before": stem_before, "move before": move_before}
-    for early in (False, True):
-        mark = " early" if early else ""
-        ways["stem" + mark] = lambda early=early: conv_module.stem(x_adv, rows, weight, bias, early=early)
-        ways["move" + mark] = lambda early=early: conv_module.move_pixels(
-            g, weight, x_adv, x, rows, None, numbers, step, project=True, early=early
-        )
+    ways["stem"] = lambda: conv_module.stem(x_adv, rows, weight, bias)
+    ways["move"] = lambda: conv_module.move_pixels(g, weight, x_adv, x, rows, None, numbers, step, project=True)
     return ways
+
+
+def tiling_of(name, batch):
+    """The engine's choice."""
+    inner, outer, side, stride, back, _ = LAYERS[name]
+    weight = torch.empty((inner, outer, 3, 3) if back else (outer, inner, 3, 3), device="meta")
+    x = torch.empty(batch, inner, side, side, device="meta")
+    return conv_module.tiling(x, weight, stride=stride, back=back)
 
 
 def tilings(name):
@@ -138,8 +140,7 @@ def tilings(name):
         if outer <= LAYERS[name][1] and LAYERS[name][0] % inner == 0 and LAYERS[name][5] % inner == 0:
             for split in splits:
                 if split == 1 or LAYERS[name][0] >= 128:
-                    for cache, early in MANNERS:
-                        yield Tiling(places, outer, inner, split, warps, stages, cache, early)
+                    yield Tiling(places, outer, inner, split, warps, stages)
 
 
 def compile_some(jobs):
@@ -200,16 +201,15 @@ def main() -> None:
                     times[tiling] = per_launch(lambda ours=ours, tiling=tiling: ours(tiling))
                 except Exception as error:
                     print("failed", name, batch, tiling, repr(error)[:200], flush=True)
-            best = [min((t for t in times if (t.cache, t.early) == manner), key=times.get) for manner in MANNERS]
+            best = sorted(times, key=times.get)[:3]
+            chosen = times.get(tiling_of(name, batch), float("nan"))
             sums[0] += theirs
             sums[1] += min(theirs, *times.values())
             row = {"layer": name, "batch": batch, "cudnn_us": theirs, "error": off}
-            row["ours"] = [
-                [t.places, t.outer, t.inner, t.split, t.warps, t.stages, t.cache, t.early, times[t]] for t in times
-            ]
+            row["ours"] = [[t.places, t.outer, t.inner, t.split, t.warps, t.stages, times[t]] for t in times]
             rows.append(row)
             print(
-                f"{batch:4} {name:11} cudnn {theirs:6.1f}  ours "
+                f"{batch:4} {name:11} cudnn {theirs:6.1f}  chosen {chosen:6.1f}  best "
                 + "  ".join(
                     f"{times[t]:6.1f} {t.places}x{t.outer}x{t.inner}/{t.split}{t.cache}{'!' if t.early else ''}"
                     for t in best

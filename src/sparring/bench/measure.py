@@ -35,8 +35,6 @@ from sparring.seeds import generator
 from sparring.state import Tally
 from sparring.together import train_together
 
-BEFORE = 2  # epochs at tau 0 before epochs are timed: a model that has just begun is fooled at once
-
 
 @dataclass(frozen=True)
 class Options:
@@ -44,6 +42,8 @@ class Options:
 
     taus: tuple[int, ...] = (0, 1, 3, 5)
     """FAT is timed for an epoch at each tau; the more it is, the more back-propagations."""
+    before: int = 2
+    """Epochs at tau 0 before epochs are timed: a model that has just begun is fooled at once."""
     images: int = 0
     """Images of an epoch. 0: all."""
     plain_batches: int = 10
@@ -54,7 +54,7 @@ class Options:
     """Measurements of a step or an update."""
 
     def __post_init__(self) -> None:
-        for name, least in (("images", 0), ("plain_batches", 1), ("repeats", 1)):
+        for name, least in (("before", 0), ("images", 0), ("plain_batches", 1), ("repeats", 1)):
             if getattr(self, name) < least:
                 flag = name.replace("_", "-")
                 raise UserError(f"--{flag} must be at least {least}, got {getattr(self, name)}.")
@@ -185,8 +185,8 @@ class Bench:
         """Real epochs of training, at worst-case and at each tau: time against back-propagations and its own steps."""
         if "steps" not in self.found:
             self.steps()
-        config = replace(self.config, lr=constant(0.05), epochs=BEFORE + 1 + len(self.options.taus))
-        settings = [(0, "warm-up")] * BEFORE
+        config = replace(self.config, lr=constant(0.05), epochs=self.options.before + 1 + len(self.options.taus))
+        settings = [(0, "warm-up")] * self.options.before
         settings += [(self.config.attack.steps, "Madry"), *((tau, f"FAT, tau {tau}") for tau in self.options.taus)]
         kept, rows = [], []
         worst = None

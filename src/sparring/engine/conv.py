@@ -20,18 +20,18 @@ import triton.language as tl
 from torch import Tensor
 
 
-# One compiled kernel for all image sizes and numbers of images.
-@triton.jit(do_not_specialize=["images", "height", "width", "out_height", "out_width"])
+# A kernel takes a second to compile: whatever can be a number is one.
+@triton.jit(do_not_specialize=["images", "height", "width", "out_height", "out_width", "adds", "split"])
 def _conv(
     x,  # (images, height, width, inner): what is read
     weight,  # forward (outer, taps, inner); back (inner, taps, outer)
     x2,  # (images, height2, width2, inner2): the shortcut reads it, where SECOND
     weight2,  # forward (outer, inner2); back (inner2, outer)
     bias,  # (outer,), where BIAS
-    z,  # (places, outer): added, where ADD
+    z,  # (places, outer): added, if it `adds`
     y,  # (places, outer): where it is not positive the result is 0, where MASK
     out,  # (places, outer)
-    parts,  # (tiles, SPLIT, BM, BN) in fp32: the parts of sums that are shared
+    parts,  # (tiles, split, BM, BN) in fp32: the parts of sums that are shared
     arrived,  # (tiles,): zeros, and zeros again at the end
     images,
     height,
@@ -41,21 +41,22 @@ def _conv(
     out_height,
     out_width,
     outer,
+    adds,  # whether z is added
+    split,  # programs to a sum, where SHARED
     STRIDE: tl.constexpr,
     STRIDE2: tl.constexpr,  # of the shortcut, forward
     SIDE: tl.constexpr,  # of the kernel
     BACK: tl.constexpr,
     SECOND: tl.constexpr,
     BIAS: tl.constexpr,
-    ADD: tl.constexpr,
     RELU: tl.constexpr,
     MASK: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
-    SPLIT: tl.constexpr,
+    SHARED: tl.constexpr,
 ):
-    """BM places times BN output channels; of the sum over taps and input channels one part of SPLIT.
+    """BM places times BN output channels; of the sum over taps and input channels one part of `split`.
 
     Back through a stride of 2, the taps that reach a place depend on whether its line and column are odd: every program
     takes places of one of these four kinds, and the kinds with most taps come first.
@@ -99,7 +100,7 @@ def _conv(
     every = rounds
     if SECOND:
         every += tl.where(kind == 0, inner2 // BK, 0)
-    share = tl.cdiv(every, SPLIT)
+    share = tl.cdiv(every, split)
     begin = part * share
     end = tl.minimum(begin + share, every)
     total = tl.zeros((BM, BN), dtype=tl.float32)
@@ -136,15 +137,15 @@ def _conv(
             total = tl.dot(a, b, total)
 
     last = True
-    if SPLIT > 1:
+    if SHARED:
         inside_tile = tl.arange(0, BM)[:, None] * BN + tl.arange(0, BN)[None, :]
-        first = parts + tile.to(tl.int64) * (SPLIT * BM * BN)
+        first = parts + tile.to(tl.int64) * (split * BM * BN)
         tl.store(first + part * (BM * BN) + inside_tile, total)
         tl.debug_barrier()  # all of this part is written before it is said to be there
-        last = tl.atomic_add(arrived + tile, 1, sem="acq_rel") == SPLIT - 1
+        last = tl.atomic_add(arrived + tile, 1, sem="acq_rel") == split - 1
         if last:
             total = tl.zeros((BM, BN), dtype=tl.float32)
-            for other_part in range(SPLIT):
+            for other_part in range(split):
                 total += tl.load(first + other_part * (BM * BN) + inside_tile, cache_modifier=".cg")
             tl.store(arrived + tile, 0)
     if last:
@@ -153,7 +154,7 @@ def _conv(
         here = known[:, None] & (n < outer)[None, :]
         if BIAS:
             total += tl.load(bias + n).to(tl.float32)[None, :]
-        if ADD:
+        if adds:
             total += tl.load(z + at, mask=here, other=0.0).to(tl.float32)
         if RELU:
             total = tl.maximum(total, 0.0)
@@ -384,13 +385,13 @@ def _launch(
         parts = torch.empty(room, dtype=torch.float32, device=x.device)
     x2, weight2, stride2 = (x, weight, 1) if shortcut is None else shortcut
     given = [x if tensor is None else tensor for tensor in (bias, z, y)]
-    numbers = (images, height, width, inner, x2.shape[1], out_height, out_width, outer)
-    ways = (back, shortcut is not None, bias is not None, z is not None, relu, y is not None)
+    numbers = (images, height, width, inner, x2.shape[1], out_height, out_width, outer, int(z is not None), cut.split)
+    ways = (back, shortcut is not None, bias is not None, relu, y is not None)
     _conv[(tiles, cut.split)](
         *(x, weight, x2, weight2, *given, out, parts, arrived),
         *numbers,
         *(stride, stride2, weight.shape[2], *ways),
-        *(cut.places, cut.outer, cut.inner, cut.split),
+        *(cut.places, cut.outer, cut.inner, cut.split > 1),
         num_warps=cut.warps,
         num_stages=cut.stages,
     )
