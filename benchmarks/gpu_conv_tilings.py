@@ -20,7 +20,7 @@ from sparring.engine import conv as conv_module
 from sparring.engine import kernels
 from sparring.engine.conv import Tiling, conv, conv_back
 
-BATCHES = (8, 16, 24, 32, 40, 48, 64, 96, 128)
+BATCHES = (8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128)
 # name: (inner, outer, side of the image that is read, stride, back, shortcut's channels)
 LAYERS = {
     "f64": (64, 64, 32, 1, False, 0),
@@ -44,9 +44,13 @@ LAYERS = {
 SHAPES = (
     (64, 64, 64, 4, 3, (1, 2, 4, 8)),
     (64, 64, 128, 4, 3, (1, 2)),
+    (64, 128, 64, 4, 3, (1, 2)),
     (64, 128, 64, 4, 4, (1, 2)),
     (128, 128, 64, 4, 3, (1,)),
+    (128, 128, 64, 8, 3, (1,)),
+    (128, 64, 64, 4, 3, (1, 2)),
     (128, 64, 64, 4, 4, (1,)),
+    (128, 64, 64, 8, 3, (1,)),
 )
 
 
@@ -122,8 +126,18 @@ def ends(batch):
 
     likes = {}
     ways = {"stem before": stem_before, "move before": move_before}
-    ways["stem"] = lambda: conv_module.stem(x_adv, rows, weight, bias)
-    ways["move"] = lambda: conv_module.move_pixels(g, weight, x_adv, x, rows, None, numbers, step, project=True)
+
+    def move(places):
+        conv_module._PIXELS = places
+        conv_module.move_pixels(g, weight, x_adv, x, rows, None, numbers, step, project=True)
+
+    def stem(places):
+        conv_module._STEM = places
+        conv_module.stem(x_adv, rows, weight, bias)
+
+    for places in (32, 64, 128, 256):
+        ways[f"stem {places}"] = lambda places=places: stem(places)
+        ways[f"move {places}"] = lambda places=places: move(places)
     return ways
 
 
@@ -179,7 +193,7 @@ def main() -> None:
     kinds = ("f64", "f128-down", "f128", "f128-short", "b128", "b128-down", "b64")
     jobs = [(name, tiling) for name in kinds for tiling in tilings(name)]
     spawn = multiprocessing.get_context("spawn")
-    workers = [spawn.Process(target=compile_some, args=(jobs[i::14],)) for i in range(14)]
+    workers = [spawn.Process(target=compile_some, args=(jobs[i::15],)) for i in range(15)]
     for worker in workers:
         worker.start()
     for worker in workers:

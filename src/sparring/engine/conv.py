@@ -20,6 +20,9 @@ import triton.language as tl
 from torch import Tensor
 
 
+_STEM, _PIXELS = 128, 64  # places of a program in the first layer, forward and back
+
+
 # A kernel takes a second to compile: whatever can be a number is one.
 @triton.jit(do_not_specialize=["images", "height", "width", "out_height", "out_width", "adds", "split"])
 def _conv(
@@ -404,9 +407,9 @@ def stem(x: Tensor, rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         (len(rows), len(weight), height, width), dtype=weight.dtype, device=x.device, memory_format=torch.channels_last
     )
     places = len(rows) * height * width
-    _stem[(triton.cdiv(places, 128), len(weight) // 64)](
+    _stem[(triton.cdiv(places, _STEM), len(weight) // 64)](
         *(x, rows, weight, bias, out, len(rows), height, width, len(weight), weight.shape[1], channels),
-        *(128, 64, triton.next_power_of_2(9 * channels)),
+        *(_STEM, 64, triton.next_power_of_2(9 * channels)),
     )
     return out
 
@@ -441,8 +444,8 @@ def _launch_to_pixels(
     images, inner, height, width = g.shape
     natural, target, kicks, numbers, step_index = walk
     places = images * height * width
-    _to_pixels[(triton.cdiv(places, 128),)](
+    _to_pixels[(triton.cdiv(places, _PIXELS),)](
         *(g, weight, out, natural, target, natural if kicks is None else kicks, numbers, step_index),
         *(images, height, width, inner, weight.shape[1], len(out) - 1, out.shape[1]),
-        *(move, kicks is not None, project, 128, 16, 64),
+        *(move, kicks is not None, project, _PIXELS, 16, 64),
     )
