@@ -225,8 +225,7 @@ def main() -> None:
             print(
                 f"{batch:4} {name:11} cudnn {theirs:6.1f}  chosen {chosen:6.1f}  best "
                 + "  ".join(
-                    f"{times[t]:6.1f} {t.places}x{t.outer}x{t.inner}/{t.split}{t.cache}{'!' if t.early else ''}"
-                    for t in best
+                    f"{times[t]:6.1f} {t.places}x{t.outer}x{t.inner}/{t.split} w{t.warps} s{t.stages}" for t in best
                 )
                 + f"  error {off:.4f}",
                 flush=True,

@@ -26,6 +26,7 @@ from sparring.engine.conv import Tiling
 from sparring.engine.fold import fold
 from sparring.engine.passes import Passes
 from sparring.models import build
+from sparring.models.resnet import BasicBlock
 
 CPU = torch.device("cpu")
 
@@ -148,10 +149,29 @@ def gradients(network, x, slope):
     return logits.detach(), torch.autograd.grad(logits, point, slope)[0]
 
 
-def test_resnet18_by_hand_is_resnet18(folded):
-    ours, plain = folded(build("resnet18", num_classes=10))
-    assert isinstance(ours.passes, Passes) and len(ours.passes.layers) == 16
-    assert sum(layer.shortcut is not None for layer in ours.passes.layers) == 3
+def test_resnet18_is_known(folded):
+    ours, _ = folded(build("resnet18", num_classes=10))
+    assert isinstance(ours.passes, Passes) and len(ours.passes.steps) == 16
+    assert [place for place, step in enumerate(ours.passes.steps) if step.shortcut is not None] == [5, 9, 13]
+    assert [step.added for step in ours.passes.steps[:4]] == [None, 0, None, 2]
+
+
+class Residual(nn.Module):
+    """The first blocks of a ResNet-18: all its kinds of layers, few enough for the interpreter."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 64, 3, padding=1, bias=False), nn.BatchNorm2d(64)
+        self.blocks = nn.Sequential(BasicBlock(64, 64, 1), BasicBlock(64, 128, 2), BasicBlock(128, 128, 1))
+        self.last = nn.Linear(128, 10)
+
+    def forward(self, x):
+        return self.last(self.blocks(F.relu(self.norm(self.conv(x)))).mean((2, 3)))
+
+
+def test_a_residual_network_by_hand_is_itself(folded):
+    ours, plain = folded(Residual())
+    assert len(ours.passes.steps) == 6
     draw = torch.Generator().manual_seed(0)
     x, slope = torch.rand(2, 3, 8, 8, generator=draw), torch.randn(2, 10, generator=draw)
     (logits, gradient), (expected, their_gradient) = (gradients(network, x, slope) for network in (ours, plain))
@@ -159,6 +179,39 @@ def test_resnet18_by_hand_is_resnet18(folded):
     assert torch.allclose(gradient, their_gradient, rtol=1e-3, atol=1e-5 * float(their_gradient.abs().max()))
     odd = torch.rand(1, 3, 9, 9, generator=draw)  # cannot be halved: the graph does it
     assert not ours.passes.takes(odd) and torch.allclose(ours(odd), plain(odd), rtol=1e-4, atol=1e-5)
+
+
+def test_small_cnn_by_hand_is_small_cnn(folded):
+    model = build("small_cnn", num_classes=10, size=(8, 8))
+    ours, plain = folded(model)
+    assert [type(step).__name__ for step in ours.passes.steps] == [
+        *("Conv", "MaxPool", "Conv", "Conv", "MaxPool", "Conv", "Conv", "MaxPool", "Flat")
+    ]
+    assert ours.passes.steps[6].filter.weight.shape == (256, 256, 3, 3)  # 196 filled up
+    draw = torch.Generator().manual_seed(0)
+    x, slope = torch.rand(3, 3, 8, 8, generator=draw), torch.randn(3, 10, generator=draw)
+    with torch.no_grad():  # an update: all weights are taken over anew
+        for parameter in model.parameters():
+            parameter.mul_(1.1)
+    for network in (ours, plain):
+        network.refresh()
+    (logits, gradient), (expected, their_gradient) = (gradients(network, x, slope) for network in (ours, plain))
+    assert torch.allclose(logits, expected, rtol=1e-4, atol=1e-5)
+    assert torch.allclose(gradient, their_gradient, rtol=1e-3, atol=1e-5 * float(their_gradient.abs().max()))
+
+
+@pytest.mark.parametrize("channels", [3, 16])
+def test_max_pooling(channels):
+    draw = torch.Generator().manual_seed(0)
+    y = torch.randn(2, channels, 6, 4, generator=draw).relu()  # many zeros: ties, and a ReLU that is shut
+    y[0, 0, :2, :2] = 1.0  # a tie of the largest
+    y = y.contiguous(memory_format=torch.channels_last)
+    point = y.clone().requires_grad_()
+    expected = F.max_pool2d(point, 2)
+    assert torch.equal(conv.max_pool(y), expected)
+    g = torch.randn(expected.shape, generator=draw).contiguous(memory_format=torch.channels_last)
+    (back,) = torch.autograd.grad(expected, point, g)
+    assert torch.equal(conv.max_pool_back(g, y), torch.where(y > 0, back, 0))
 
 
 class Block(nn.Module):

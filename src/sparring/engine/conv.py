@@ -19,7 +19,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-
 _STEM, _PIXELS = 128, 64  # places of a program in the first layer, forward and back
 
 
@@ -449,3 +448,55 @@ def _launch_to_pixels(
         *(images, height, width, inner, weight.shape[1], len(out) - 1, out.shape[1]),
         *(move, kicks is not None, project, _PIXELS, 16, 64),
     )
+
+
+@triton.jit
+def _max_pool(y, g, out, count, height, width, channels, BACK: tl.constexpr, BLOCK: tl.constexpr):
+    """One value for 2x2 pixels; BACK: their gradient g to the first of the largest, if it is positive, else 0."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < count
+    channel, pixel = at % channels, at // channels
+    column, line = pixel % width, pixel // width  # lines of all images in a row: none has an odd number
+    corner = ((2 * line * 2 * width) + 2 * column) * channels + channel
+    down = 2 * width * channels
+    a = tl.load(y + corner, mask=inside, other=0.0)
+    b = tl.load(y + corner + channels, mask=inside, other=0.0)
+    c = tl.load(y + corner + down, mask=inside, other=0.0)
+    d = tl.load(y + corner + down + channels, mask=inside, other=0.0)
+    a32, b32, c32, d32 = a.to(tl.float32), b.to(tl.float32), c.to(tl.float32), d.to(tl.float32)
+    most = tl.maximum(tl.maximum(a32, b32), tl.maximum(c32, d32))
+    if BACK:
+        slope = tl.load(g + at, mask=inside & (most > 0), other=0.0)
+        none = tl.zeros_like(slope)
+        is_a = a32 == most
+        is_b = (b32 == most) & (a32 < most)
+        is_c = (c32 == most) & (a32 < most) & (b32 < most)
+        is_d = (a32 < most) & (b32 < most) & (c32 < most)
+        tl.store(out + corner, tl.where(is_a, slope, none), mask=inside)
+        tl.store(out + corner + channels, tl.where(is_b, slope, none), mask=inside)
+        tl.store(out + corner + down, tl.where(is_c, slope, none), mask=inside)
+        tl.store(out + corner + down + channels, tl.where(is_d, slope, none), mask=inside)
+    else:
+        tl.store(out + at, most.to(out.dtype.element_ty), mask=inside)
+
+
+def max_pool(y: Tensor) -> Tensor:
+    """The largest of every 2x2 pixels; height and width are even."""
+    _, channels, height, width = y.shape
+    out = _image(y, channels, height // 2, width // 2)
+    _launch_max_pool(y, y, out, out, back=False)
+    return out
+
+
+def max_pool_back(g: Tensor, y: Tensor) -> Tensor:
+    """Its gradient at y, before the ReLU which made y."""
+    out = torch.empty_like(y)
+    _launch_max_pool(y, g, out, g, back=True)
+    return out
+
+
+def _launch_max_pool(y: Tensor, g: Tensor, out: Tensor, small: Tensor, *, back: bool) -> None:
+    _, channels, height, width = small.shape
+    block = 512
+    grid = (triton.cdiv(small.numel(), block),)
+    _max_pool[grid](y, g, out, small.numel(), height, width, channels, back, block)

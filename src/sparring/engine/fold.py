@@ -56,6 +56,8 @@ class Folded(nn.Module):
                 unit.refresh()
         if self.loans:
             torch._foreach_add_([unit.bias for unit, _ in self.loans], [lender.bias for _, lender in self.loans])
+        if self.passes is not None:
+            self.passes.refresh()
 
     def _most_at_once(self) -> tuple[Callable[[], None], set[Unit]]:
         """Work that refreshes many units in one launch, and which; nothing and none where that cannot be."""

@@ -215,7 +215,7 @@ def _pool_dense_back(
 
 @triton.jit
 def _fold(
-    table,  # (units, 8): addresses of source, mean, variance, weight, bias, target, target bias; a channel's length
+    table,  # (units, 12): eight addresses (see FoldAll), a channel's length, inputs, inputs with spare ones, copies
     units,  # (programs,): which unit a program works for
     channels,  # (programs,): and which output channel of it
     eps,  # (units,): of each batch-norm
@@ -224,7 +224,7 @@ def _fold(
     """One output channel of one convolution: scale * weight, and the bias, in the precision of the attack."""
     program = tl.program_id(0)
     unit, channel = tl.load(units + program), tl.load(channels + program)
-    entry = table + unit * 8
+    entry = table + unit * 12
     source = tl.load(entry).to(tl.pointer_type(tl.float32))
     mean = tl.load(tl.load(entry + 1).to(tl.pointer_type(tl.float32)) + channel)
     variance = tl.load(tl.load(entry + 2).to(tl.pointer_type(tl.float32)) + channel)
@@ -232,13 +232,21 @@ def _fold(
     shift = tl.load(tl.load(entry + 4).to(tl.pointer_type(tl.float32)) + channel)
     target = tl.load(entry + 5).to(tl.pointer_type(tl.bfloat16))
     bias = tl.load(entry + 6).to(tl.pointer_type(tl.bfloat16))
-    length = tl.load(entry + 7)
+    own = tl.load(entry + 7)
+    length, inputs, filled, copies = tl.load(entry + 8), tl.load(entry + 9), tl.load(entry + 10), tl.load(entry + 11)
+    if own != 0:
+        mean -= tl.load(own.to(tl.pointer_type(tl.float32)) + channel)
     scale = gain / tl.sqrt(variance + tl.load(eps + unit))
     tl.store(bias + channel, (shift - mean * scale).to(tl.bfloat16))
+    row = target + channel * (length // inputs * filled)
     for start in range(0, length, BLOCK):
         place = start + tl.arange(0, BLOCK)
         value = tl.load(source + channel * length + place, mask=place < length, other=0.0)
-        tl.store(target + channel * length + place, (value * scale).to(tl.bfloat16), mask=place < length)
+        value = (value * scale).to(tl.bfloat16)
+        at = place // inputs * filled + place % inputs
+        tl.store(row + at, value, mask=place < length)
+        if copies == 2:
+            tl.store(row + at + inputs, value, mask=place < length)
 
 
 def judge(logits: Tensor, natural: Tensor | None, rows: Tensor, label: Tensor, wrong: Tensor) -> Tensor:
@@ -342,16 +350,23 @@ def _blocks(area: int, channels: int, classes: int) -> tuple[int, int, int]:
 class FoldAll:
     """Folds every batch-norm into its convolution in one launch. Reads addresses, so the tensors must stay in place."""
 
-    def __init__(self, entries: list[tuple[list[Tensor], float]]) -> None:
-        """`entries`: (source, mean, variance, weight, bias, target, target bias) and the batch-norm's eps, per unit."""
+    def __init__(self, entries: list[tuple[list[Tensor], Tensor | None, float]]) -> None:
+        """Per unit: (source, mean, variance, weight, bias, target, target bias), the source's bias, batch-norm's eps.
+
+        Where the target has more input channels than the source, its weights go into the first ones, twice.
+        """
         device = entries[0][0][0].device
-        self.kept = [tensors for tensors, _ in entries]
-        table = [[tensor.data_ptr() for tensor in tensors] + [tensors[0][0].numel()] for tensors in self.kept]
-        widths = [len(tensors[0]) for tensors in self.kept]
+        self.kept = [(*tensors, own) for tensors, own, _ in entries]
+        table = []
+        for tensors, own, _ in entries:
+            inputs, filled = tensors[0].shape[1], tensors[5].shape[1]
+            addresses = [tensor.data_ptr() for tensor in tensors] + [0 if own is None else own.data_ptr()]
+            table.append([*addresses, tensors[0][0].numel(), inputs, filled, 1 if filled == inputs else 2])
+        widths = [len(tensors[0]) for tensors, _, _ in entries]
         self.table = torch.tensor(table, dtype=torch.int64, device=device)
         self.units = torch.repeat_interleave(torch.arange(len(widths)), torch.tensor(widths)).to(device)
         self.channels = torch.cat([torch.arange(width) for width in widths]).to(device)
-        self.eps = torch.tensor([eps for _, eps in entries], dtype=torch.float32, device=device)
+        self.eps = torch.tensor([eps for _, _, eps in entries], dtype=torch.float32, device=device)
 
     def __call__(self) -> None:
         """Do it."""

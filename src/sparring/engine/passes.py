@@ -1,48 +1,169 @@
-"""A folded residual network forward and back by hand: one launch for a layer, each way.
+"""A folded network forward and back by hand: one launch for a layer, each way.
 
 Autograd would hand a gradient from layer to layer and launch the sums and masks between them on their own. Here the
 kernel that computes a gradient also adds what the shortcut brings and applies the mask of the ReLU below it, a 1x1
 shortcut is part of the convolution it is added to, and the last kernel back takes the attack's step (conv.py). Knows
-chains of convolutions with ReLU, shortcuts around them, and pooling with a linear layer at the end; to anything else
-`plan` says None, and fused.py does it.
+chains of convolutions with ReLU, shortcuts around them, 2x2 max-pooling, a dense layer with ReLU, and a linear layer at
+the end, over the mean of a feature map or not; to anything else `plan` says None, and fused.py does it.
+
+Every gradient that is handed on is that before the ReLU which made its value, so a mask is applied once, by whoever
+computes it.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from sparring.engine.fused import back_to, conv_forward, convolutions_for, pool_back, pool_forward
 from sparring.engine.units import ConvUnit, Dense
 
+Brought = dict[int, tuple[Tensor, "Filter | None"]]  # gradients that shortcuts bring, by the value they are for
+
+
+class Tools(NamedTuple):
+    """The kernels, and what they need: see conv.conv."""
+
+    kernels: ModuleType
+    arrived: Tensor
+
+
+class Filter:
+    """A convolution's weight and bias as the kernels read them: channels filled up to a multiple of 64 with zeros."""
+
+    def __init__(self, unit: ConvUnit, inner: int) -> None:
+        """`inner`: channels of the image that is read, as filled up."""
+        self.unit, self.stride, self.padding = unit, unit.stride, unit.padding
+        self.outer = -(-len(unit.weight) // 64) * 64
+        self.filled: tuple[Tensor, Tensor] | None = None  # where the unit's own will not do
+        if (self.outer, inner) != unit.weight.shape[:2]:
+            shape = (self.outer, inner, *unit.weight.shape[2:])
+            weight = unit.weight.new_zeros(shape).to(memory_format=torch.channels_last)
+            self.filled = (weight, unit.bias.new_zeros(self.outer))
+
+    @property
+    def weight(self) -> Tensor:
+        """(outer, inner, side, side)."""
+        return self.unit.weight if self.filled is None else self.filled[0]
+
+    @property
+    def bias(self) -> Tensor:
+        """(outer,)."""
+        return self.unit.bias if self.filled is None else self.filled[1]
+
+    def refresh(self) -> None:
+        """Take over the unit's weights, where they are not the same."""
+        if self.filled is not None:
+            outer, inner = self.unit.weight.shape[:2]
+            self.weight[:outer, :inner].copy_(self.unit.weight)
+            self.bias[:outer].copy_(self.unit.bias)
+
 
 @dataclass(frozen=True)
-class Layer:
-    """relu(conv(read) [+ added, or a 1x1 convolution of it]). Numbers are those of the layers whose output is meant."""
+class Conv:
+    """relu(conv(value before) [+ an earlier value, or a 1x1 convolution of it])."""
 
-    unit: ConvUnit
-    read: int
+    filter: Filter
     added: int | None = None
-    shortcut: ConvUnit | None = None
+    shortcut: Filter | None = None
+
+    def forward(self, values: list[Tensor], tools: Tools) -> Tensor:
+        """The next value."""
+        x, of = values[-1], self.filter
+        added = None if self.added is None else values[self.added]
+        if self.shortcut is None and tools.kernels.cudnn_is_faster(x, of.weight, of.stride[0], back=False):
+            return conv_forward(x, added, of.weight, of.bias, of.stride, of.padding)
+        how = {"stride": of.stride[0], "arrived": tools.arrived} | _more(added, self.shortcut)
+        out: Tensor = tools.kernels.conv(x, of.weight, bias=of.bias, relu=True, **how)
+        return out
+
+    def back(self, gradient: Tensor, values: list[Tensor], place: int, brought: Brought, tools: Tools) -> Tensor:
+        """The gradient at the value before."""
+        y, of = values[place], self.filter
+        if self.added is not None:
+            brought[self.added] = (gradient, self.shortcut)
+        other, shortcut = brought.pop(place, (None, None))
+        if shortcut is None and tools.kernels.cudnn_is_faster(gradient, of.weight, of.stride[0], back=True):
+            return back_to(y, gradient, of.weight, of.stride, of.padding, other)
+        how = {"stride": of.stride[0], "arrived": tools.arrived} | _more(other, shortcut)
+        out: Tensor = tools.kernels.conv_back(gradient, of.weight, y=y, **how)
+        return out
+
+
+@dataclass(frozen=True)
+class MaxPool:
+    """The largest of every 2x2 pixels."""
+
+    def forward(self, values: list[Tensor], tools: Tools) -> Tensor:
+        """The next value."""
+        out: Tensor = tools.kernels.max_pool(values[-1])
+        return out
+
+    def back(self, gradient: Tensor, values: list[Tensor], place: int, brought: Brought, tools: Tools) -> Tensor:
+        """The gradient at the value before."""
+        out: Tensor = tools.kernels.max_pool_back(gradient, values[place])
+        return out
+
+
+class Flat:
+    """relu(linear(the value before, flattened)), as an image of one pixel. What it reads comes out of a MaxPool."""
+
+    def __init__(self, dense: Dense, channels: int, filled: int) -> None:
+        self.dense, self.channels = dense, channels
+        outer, inner = dense.weight.shape
+        self.area = inner // channels
+        # The layer counts channel by channel, the image lies pixel by pixel.
+        self.weight = dense.weight.new_zeros(outer, self.area, filled)
+
+    def refresh(self) -> None:
+        """Take over the layer's weights."""
+        outer = len(self.weight)
+        by_pixel = self.dense.weight.reshape(outer, self.channels, self.area).transpose(1, 2)
+        self.weight[:, :, : self.channels].copy_(by_pixel)
+
+    def forward(self, values: list[Tensor], tools: Tools) -> Tensor:
+        """The next value."""
+        flat = values[-1].permute(0, 2, 3, 1).flatten(1)
+        out = torch._addmm_activation(self.dense.bias, flat, self.weight.flatten(1).t(), use_gelu=False)
+        return out[:, :, None, None].contiguous(memory_format=torch.channels_last)
+
+    def back(self, gradient: Tensor, values: list[Tensor], place: int, brought: Brought, tools: Tools) -> Tensor:
+        """The gradient at the value before, but for the mask, which MaxPool applies."""
+        images, channels, height, width = values[place].shape
+        flat = gradient.flatten(1) @ self.weight.flatten(1)
+        return flat.reshape(images, height, width, channels).permute(0, 3, 1, 2)
+
+
+Step = Conv | MaxPool | Flat
 
 
 class Passes:
     """Pixels to logits, and a gradient of the logits back to the pixels. For one stream at a time."""
 
-    def __init__(self, stem: ConvUnit, layers: list[Layer], head: Dense, kernels: ModuleType) -> None:
-        """`layers` come behind the stem, whose output has number 0."""
-        self.stem, self.layers, self.head, self.kernels = stem, layers, head, kernels
-        self.arrived = torch.zeros(256, dtype=torch.int32, device=head.weight.device)
+    def __init__(self, stem: ConvUnit, steps: list[Step], head: Dense, kernels: ModuleType) -> None:
+        """`steps` come behind the stem, whose output is value 0: each reads the value before and makes the next."""
+        self.stem, self.steps, self.head = stem, steps, head
+        self.tools = Tools(kernels, torch.zeros(256, dtype=torch.int32, device=head.weight.device))
+        self.times = 1  # an image is made smaller by
+        for step in steps:
+            self.times *= 2 if isinstance(step, MaxPool) else step.filter.stride[0] if isinstance(step, Conv) else 1
+
+    def refresh(self) -> None:
+        """Take over the weights of the units."""
+        for step in self.steps:
+            if isinstance(step, Conv):
+                step.filter.refresh()
+            elif isinstance(step, Flat):
+                step.refresh()
 
     def takes(self, x: Tensor) -> bool:
         """Whether images of this size are halved without a rest, and in fp32."""
-        times = math.prod(layer.unit.stride[0] for layer in self.layers)
-        return x.dtype == torch.float32 and x.shape[2] % times == 0 and x.shape[3] % times == 0
+        return x.dtype == torch.float32 and x.shape[2] % self.times == 0 and x.shape[3] % self.times == 0
 
     def __call__(self, x: Tensor) -> Tensor:
         """Logits, which autograd can take back to x."""
@@ -50,39 +171,22 @@ class Passes:
         return logits
 
     def forward(self, x: Tensor, rows: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """The logits of x[rows], and the outputs of all layers."""
-        values = [self.kernels.stem(x, rows, self.stem.weight, self.stem.bias)]
-        for layer in self.layers:
-            read, unit = values[layer.read], layer.unit
-            added = None if layer.added is None else values[layer.added]
-            if layer.shortcut is None and self.kernels.cudnn_is_faster(read, unit.weight, unit.stride[0], back=False):
-                values.append(conv_forward(read, added, unit.weight, unit.bias, unit.stride, unit.padding))
-                continue
-            how = self._how(unit) | _more(added, layer.shortcut)
-            values.append(self.kernels.conv(read, unit.weight, bias=unit.bias, relu=True, **how))
+        """The logits of x[rows], and all values."""
+        values = [self.tools.kernels.stem(x, rows, self.stem.weight, self.stem.bias)]
+        for step in self.steps:
+            values.append(step.forward(values, self.tools))
         return pool_forward(values[-1], self.head.weight, self.head.bias), values
 
     def back(self, slope: Tensor, values: list[Tensor]) -> Tensor:
-        """The gradient before the stem's ReLU. So is every one on the way: before the ReLU that made its value."""
+        """The gradient before the stem's ReLU, from that of the logits."""
         gradient = pool_back(slope, self.head.weight, values[-1], masked=True)
-        brought: dict[int, tuple[Tensor, ConvUnit | None]] = {}  # by shortcuts, until their value's own reader comes
-        for layer in reversed(self.layers):
-            unit, y = layer.unit, values[layer.read]
-            if layer.added is not None:
-                brought[layer.added] = (gradient, layer.shortcut)
-            other, shortcut = brought.pop(layer.read, (None, None))
-            if shortcut is None and self.kernels.cudnn_is_faster(gradient, unit.weight, unit.stride[0], back=True):
-                gradient = back_to(y, gradient, unit.weight, unit.stride, unit.padding, other)
-                continue
-            how = self._how(unit) | _more(other, shortcut)
-            gradient = self.kernels.conv_back(gradient, unit.weight, y=y, **how)
+        brought: Brought = {}
+        for place in reversed(range(len(self.steps))):
+            gradient = self.steps[place].back(gradient, values, place, brought, self.tools)
         return gradient
 
-    def _how(self, unit: ConvUnit) -> dict[str, Any]:
-        return {"stride": unit.stride[0], "arrived": self.arrived}
 
-
-def _more(added: Tensor | None, shortcut: ConvUnit | None) -> dict[str, Any]:
+def _more(added: Tensor | None, shortcut: Filter | None) -> dict[str, Any]:
     """What a kernel adds: an image as it is, or a 1x1 convolution of it."""
     return {"z": added} if shortcut is None else {"shortcut": (added, shortcut.weight, shortcut.stride[0])}
 
@@ -101,78 +205,134 @@ class _Both(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         passes = ctx.passes
         gradient = passes.back(gradients[0].contiguous(), ctx.values)
-        return passes.kernels.to_pixels(gradient, passes.stem.weight, ctx.channels), None
+        return passes.tools.kernels.to_pixels(gradient, passes.stem.weight, ctx.channels), None
 
 
 def plan(graph: fx.GraphModule, device: torch.device) -> Passes | None:
     """How to run a folded graph by hand, or None where it has anything that is not known here."""
     kernels = convolutions_for(device)
-    if kernels is None:
+    found = _Reading(graph) if kernels is not None else None
+    if kernels is None or found is None or not all(found.take(node) for node in graph.graph.nodes):
         return None
-    numbers: dict[Any, int] = {}  # of the layer whose output a node is; -1 for the pixels
-    waiting: dict[Any, ConvUnit] = {}  # 1x1 shortcuts, until the layer that adds them comes
-    stem: ConvUnit | None = None
-    layers: list[Layer] = []
-    head: Dense | None = None
-    for node in graph.graph.nodes:
-        module = graph.get_submodule(str(node.target)) if node.op == "call_module" else None
+    if found.stem is None or found.head is None or found.waiting:
+        return None
+    return Passes(found.stem, found.steps, found.head, kernels)
+
+
+class _Reading:
+    """A graph as it is read, node by node. `number` is a node's value: -1 for the pixels, 0 for the stem's output."""
+
+    def __init__(self, graph: fx.GraphModule) -> None:
+        self.graph = graph
+        self.number: dict[Any, int] = {}
+        self.channels: list[tuple[int, int]] = []  # of each value, in truth and filled up
+        self.waiting: dict[Any, ConvUnit] = {}  # 1x1 shortcuts, until the layer that adds them comes
+        self.flat: Any = None  # a node that is the last value flattened
+        self.dense: tuple[Any, Dense] | None = None  # a dense layer of it that waits for its ReLU
+        self.stem: ConvUnit | None = None
+        self.steps: list[Step] = []
+        self.head: Dense | None = None
+
+    def take(self, node: fx.Node) -> bool:
+        """Whether this node is known, too."""
+        module = self.graph.get_submodule(str(node.target)) if node.op == "call_module" else None
         nodes: list[Any] = [arg for arg in node.args if isinstance(arg, fx.Node)]
         read, others = (nodes[0], nodes[1:]) if nodes else (None, [])
+        last = self.number.get(read) == len(self.steps) and self.stem is not None
         if node.op == "placeholder":
-            numbers[node] = -1
-        elif node.op == "output":
-            continue
-        elif read not in numbers or head is not None:
-            return None
-        elif isinstance(module, nn.Identity | nn.Sequential) and not list(module.children()):
-            numbers[node] = numbers[read]
-        elif isinstance(module, Dense) and module.pools and numbers[read] == len(layers):
-            head = module
-        elif not isinstance(module, ConvUnit):
-            return None
-        elif stem is None and numbers[read] == -1 and not others and _fits_stem(module):
-            stem, numbers[node] = module, 0
-        elif stem is None or numbers[read] < 0 or not _fits(module):
-            return None
-        elif not module.relu:
-            if not module.lends or module.weight.shape[2] != 1:
-                return None
-            waiting[node] = module
-        else:
-            added = others[0] if others else None
-            shortcut = waiting.pop(added, None)
-            source = added if shortcut is None or added is None else added.args[0]
-            if source is not None and numbers.get(source, -1) < 0:
-                return None
-            layers.append(Layer(module, numbers[read], None if source is None else numbers[source], shortcut))
-            numbers[node] = len(layers)
-    if stem is None or head is None or waiting or not _in_order(layers):
-        return None
-    return Passes(stem, layers, head, kernels)
+            self.number[node] = -1
+            return len(self.number) == 1
+        if node.op == "output":
+            return True
+        if self.head is not None:
+            return False
+        if isinstance(module, nn.Identity | nn.Sequential) and not list(module.children()) and read in self.number:
+            self.number[node] = self.number[read]
+            return True
+        if isinstance(module, ConvUnit):
+            return self._take_conv(node, module, read, others)
+        if isinstance(module, Dense):
+            return self._take_dense(node, module, read, last)
+        if self.dense is not None and read is self.dense[0] and isinstance(module, nn.ReLU):
+            self._append(node, Flat(self.dense[1], *self.channels[-1]), len(self.dense[1].weight))
+            self.dense = None
+            return True
+        if last and node.target is F.max_pool2d and _halves(node):
+            self._append(node, MaxPool(), *self.channels[-1])
+            return True
+        self.flat = node
+        return last and node.target == "flatten" and node.args[1:] == (1,) and isinstance(self.steps[-1], MaxPool)
+
+    def _append(self, node: fx.Node, step: Step, channels: int, filled: int | None = None) -> None:
+        self.steps.append(step)
+        self.channels.append((channels, filled or channels))
+        self.number[node] = len(self.steps)
+
+    def _take_conv(self, node: fx.Node, unit: ConvUnit, read: Any, others: list[Any]) -> bool:
+        value = self.number.get(read, -2)
+        if self.stem is None:
+            self.stem, self.number[node] = unit, 0
+            self.channels = [(len(unit.weight), len(unit.weight))]
+            return value == -1 and not others and unit.relu and _fits_stem(unit)
+        if value < 0 or not _fits(unit):
+            return False
+        if not unit.relu:
+            self.waiting[node] = unit
+            return unit.lends and unit.weight.shape[2] == 1
+        added = others[0] if others else None
+        lender = self.waiting.pop(added, None)
+        source = added if lender is None or added is None else added.args[0]
+        at = None if source is None else self.number.get(source, -1)
+        shortcut = None
+        if at is not None:  # whoever reads the value as its own comes before, and leaves room for what is brought
+            reader = self.steps[at] if 0 <= at < len(self.steps) else None
+            stride = lender.stride[0] if lender is not None else 1
+            if not isinstance(reader, Conv) or reader.filter.stride[0] != stride:
+                return False
+            if any(isinstance(step, Conv) and step.added == at for step in self.steps):
+                return False
+            shortcut = Filter(lender, self.channels[at][1]) if lender is not None else None
+        filter = Filter(unit, self.channels[-1][1])
+        if value != len(self.steps):
+            return False
+        self._append(node, Conv(filter, at, shortcut), len(unit.weight), filter.outer)
+        if shortcut is not None and shortcut.filled is not None:
+            return False
+        return filter.outer <= 1.34 * len(unit.weight)  # else much of the work would be for zeros
+
+    def _take_dense(self, node: fx.Node, dense: Dense, read: Any, last: bool) -> bool:
+        if dense.pools or (last and self.steps and isinstance(self.steps[-1], Flat)):
+            self.head = dense
+            return last and self.channels[-1][0] == self.channels[-1][1]
+        self.dense = (node, dense)
+        return read is not None and read is self.flat and dense.weight.dtype == self.stem_dtype
+
+    @property
+    def stem_dtype(self) -> torch.dtype | None:
+        return None if self.stem is None else self.stem.weight.dtype
+
+
+def _halves(node: fx.Node) -> bool:
+    """Whether a max-pooling is that of 2x2 pixels, side by side."""
+    given = dict(node.kwargs)
+    size, stride = node.args[1:2] or (given.pop("kernel_size", None),), given.pop("stride", None)
+    usual = {"padding": 0, "dilation": 1, "ceil_mode": False, "return_indices": False}
+    return (
+        size[0] in (2, (2, 2))
+        and stride in (None, 2, (2, 2))
+        and len(node.args) <= 2
+        and all(usual.get(key) == value for key, value in given.items())
+    )
 
 
 def _fits_stem(unit: ConvUnit) -> bool:
     channels = unit.inputs if unit.split else unit.weight.shape[1]
-    return _fits(unit, stem=True) and unit.relu and unit.stride[0] == 1 and unit.padding[0] == 1 and 9 * channels <= 64
+    simple = tuple(unit.stride) == (1, 1) and tuple(unit.padding) == (1, 1) and unit.weight.shape[2:] == (3, 3)
+    return unit.fused and simple and len(unit.weight) % 64 == 0 and 9 * channels <= 64
 
 
-def _fits(unit: ConvUnit, *, stem: bool = False) -> bool:
+def _fits(unit: ConvUnit) -> bool:
     """Whether the kernels can do it."""
-    outer, inner, high, wide = unit.weight.shape
+    _, _, high, wide = unit.weight.shape
     square = high == wide and tuple(unit.padding) == (high // 2, high // 2) and high in (1, 3)
-    strides = tuple(unit.stride) in ((1, 1), (2, 2))
-    return unit.fused and square and strides and outer % 64 == 0 and (stem or inner % 64 == 0)
-
-
-def _in_order(layers: list[Layer]) -> bool:
-    """Whether each output is read by one layer and added by at most one, which comes later and by the same stride."""
-    reader = {layer.read: place for place, layer in enumerate(layers)}
-    adders = [layer.added for layer in layers if layer.added is not None]
-    if sorted(reader) != list(range(len(layers))) or len(set(adders)) < len(adders):
-        return False
-    for place, layer in enumerate(layers):
-        if layer.added is not None:
-            stride = 1 if layer.shortcut is None else layer.shortcut.stride[0]
-            if reader[layer.added] >= place or layers[reader[layer.added]].unit.stride[0] != stride:
-                return False
-    return True
+    return unit.fused and square and tuple(unit.stride) in ((1, 1), (2, 2))

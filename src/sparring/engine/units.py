@@ -65,26 +65,25 @@ class ConvUnit(nn.Module):
 
     @property
     def in_a_row(self) -> bool:
-        """Whether weights go over one by one, times a scale: in the same order in memory, to bf16, with batch-norm."""
+        """Whether weights go over one by one, times a scale: pixel by pixel in memory, to bf16, with batch-norm."""
         conv, norm = self.source
-        weights = conv.weight, self.weight
         return (
             norm is not None
             and norm.affine
-            and conv.bias is None
+            and conv.groups == 1
             and self.weight.dtype == torch.bfloat16
             and conv.weight.dtype == torch.float32
-            and weights[0].shape == weights[1].shape
-            and weights[0].stride() == weights[1].stride()
-            and weights[0].stride(0) == weights[0][0].numel()
+            and conv.weight.is_contiguous(memory_format=torch.channels_last)
+            and self.weight.is_contiguous(memory_format=torch.channels_last)
         )
 
-    def addresses(self) -> tuple[list[Tensor], float]:
+    def addresses(self) -> tuple[list[Tensor], Tensor | None, float]:
         """What `kernels.FoldAll` reads and writes."""
         conv, norm = self.source
         assert norm is not None and norm.running_mean is not None and norm.running_var is not None
         read = [conv.weight, norm.running_mean, norm.running_var, norm.weight, norm.bias]
-        return [tensor.detach() for tensor in (*read, self.weight, self.bias)], norm.eps
+        own = None if conv.bias is None else conv.bias.detach()
+        return [tensor.detach() for tensor in (*read, self.weight, self.bias)], own, norm.eps
 
     def forward(self, x: Tensor, z: Tensor | None = None) -> Any:
         """relu(conv(x) [+ z]), or without the ReLU; a pair of it where two layers read it."""
