@@ -186,6 +186,32 @@ def test_a_model_with_frozen_layers():
     assert ours[1].num_batches_tracked == 4 and ours[4].num_batches_tracked == 1
 
 
+def test_the_modes_are_the_models_own():
+    ours, theirs = models(2)
+    step, reference = fast(ours, objective("madry"), half=True), plain(theirs, objective("madry"), half=True)
+    for model in (ours, theirs):
+        model[4].eval()  # after the engine was made
+    step(*batch(BATCH, 0), 0.1), reference(*batch(BATCH, 0), 0.1)
+    assert_same(theirs, ours, 1e-5)
+    assert ours[1].num_batches_tracked == 2 and ours[4].num_batches_tracked == 1
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("awp", [0.0, 0.02])
+def test_a_step_that_fails_leaves_the_copies_as_they_were(awp, kernels):
+    """With a perturbation of the weights too, which moves the copies and not the weights."""
+    (model,) = models(1)
+    step = fast(model, objective("madry"), half=True, kernels=kernels)
+    step(*batch(BATCH, 0), 0.1)
+    step.working.refresh()  # Triton's interpreter cuts where torch rounds
+    held = (*step.parameters, *step.working.copies, *step.sgd.momenta)
+    before = [tensor.detach().clone() for tensor in held]
+    x, x_adv, y = batch(BATCH, 1)
+    step(x, x_adv * float("nan"), y, 0.1, awp)
+    assert step.failed()
+    assert all(torch.equal(a, b) for a, b in zip(before, held, strict=True))
+
+
 def test_a_tied_weight_has_one_copy():
     model = nn.Sequential(nn.Flatten(), nn.Linear(36, 36, bias=False), nn.ReLU(), nn.Linear(36, 36, bias=False))
     model[3].weight = model[1].weight
