@@ -5,6 +5,7 @@ PYTHONPATH=src python3 benchmarks/gpu_engine_check.py $OUT/check.json
 
 from __future__ import annotations
 
+import copy
 import json
 import sys
 import time
@@ -12,7 +13,7 @@ import time
 import torch
 
 from sparring.attacks import friendly_pgd
-from sparring.engine import prepare
+from sparring.engine import PlainUpdate, prepare
 from sparring.engine.fold import fold
 from sparring.models import build
 from sparring.objectives import OBJECTIVES
@@ -141,9 +142,52 @@ def by_hand() -> list[dict]:
     return rows
 
 
+def updates() -> dict:
+    """Captured updates in bf16, a partial batch and a perturbed one among them, against eager autocast and torch's SGD.
+
+    Relative distances between the weights, beside how far they moved; what must hold exactly is asserted.
+    """
+    model, engine, _ = made("resnet18", half=True)
+    update, loss = engine.update, OBJECTIVES["fat"].loss
+    assert update.sgd.at_once is not None and len(update.working.copies) == 21
+    theirs = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(theirs.parameters(), lr=0.0, momentum=0.9, weight_decay=2e-4)
+
+    def cast(m, x, x_adv, y):
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            return loss(m, x, x_adv, y, 6.0)
+
+    reference = PlainUpdate(theirs, optimizer, cast)
+    begin = torch.cat([parameter.detach().flatten().clone() for parameter in model.parameters()])
+    losses = []
+    for step, (count, awp) in enumerate([(BATCH, 0.0)] * 5 + [(77, 0.0), (BATCH, 0.005), (77, 0.005), (BATCH, 0.0)]):
+        x, y = batch(theirs, seed=step)
+        given = x[:count], x[:count], y[:count], 0.01, awp
+        losses.append([float(update(*given)), float(reference(*given))])
+        for leaf, weight in zip(update.working.copies, update.working.weights, strict=True):
+            assert torch.equal(leaf, weight.to(torch.bfloat16))  # the copies are the weights, rounded
+    assert not update.failed()
+    for ours, other in zip(model.buffers(), theirs.buffers(), strict=True):
+        assert ours.is_floating_point() or torch.equal(ours, other)  # batch-norm's counts
+    flat = [torch.cat([p.detach().flatten() for p in m.parameters()]) for m in (model, theirs)]
+    before = [tensor.clone() for tensor in (*model.parameters(), *update.working.copies, *update.sgd.momenta)]
+    update(x, x * float("nan"), y, 0.1)
+    assert update.failed()
+    after = (*model.parameters(), *update.working.copies, *update.sgd.momenta)
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    row = {
+        "losses": losses,
+        "moved": float((flat[1] - begin).norm() / begin.norm()),
+        "apart": float((flat[1] - flat[0]).norm() / begin.norm()),
+    }
+    print(row, flush=True)
+    return row
+
+
 if __name__ == "__main__":
     torch._logging.set_logs(all=50)
     found = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
+    found["updates"] = updates()
     found["by_hand"] = by_hand()
     found["correctness"] = correctness()
     with open(sys.argv[1], "w") as file:  # noqa: PTH123

@@ -33,6 +33,15 @@ def convolutions_for(device: torch.device) -> ModuleType | None:
     return conv
 
 
+def descent_for(device: torch.device) -> ModuleType | None:
+    """SGD by Triton, where it can run."""
+    if kernels_for(device) is None:
+        return None
+    from sparring.engine import descent
+
+    return descent
+
+
 def conv_relu(
     x: Tensor, z: Tensor | None, weight: Tensor, bias: Tensor, stride: Any, padding: Any, *, twice: bool
 ) -> Any:

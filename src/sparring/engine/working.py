@@ -1,0 +1,69 @@
+"""The model as an update runs it: the same layers around the same tensors, without a launch per layer for little.
+
+Under autocast every weight is cast to bf16 in the forward and every gradient back: in half precision the layers here
+have bf16 weights of their own, which whoever moves the model's weights writes on the way. And batch-norm counts its
+batches layer by layer: here nobody does, and `count` adds up for all at once. The model itself is left as it is.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+_CAST = (nn.modules.conv._ConvNd, nn.Linear)  # autocast runs them in bf16
+_Norm = nn.modules.batchnorm._BatchNorm
+
+
+class WorkingCopy:
+    """`module` is called in the model's place, and its gradient taken at `leaves` in place of `parameters`."""
+
+    def __init__(self, model: nn.Module, parameters: list[Tensor], *, batch: int, half: bool, compiled: bool) -> None:
+        """`compiled`: whether a forward of at least `batch` images is; one of fewer comes once in an epoch."""
+        cast = [layer.weight for layer in model.modules() if isinstance(layer, _CAST)] if half else []
+        ids = {id(weight) for weight in cast if weight.dtype == torch.float32}
+        self.weights = [parameter for parameter in parameters if id(parameter) in ids]
+        self.copies: list[Tensor] = [nn.Parameter(weight.detach().to(torch.bfloat16)) for weight in self.weights]
+        self.versions = [weight._version for weight in self.weights]
+        own: dict[int, Tensor] = {id(weight): leaf for weight, leaf in zip(self.weights, self.copies, strict=True)}
+        self.leaves = [own.get(id(parameter), parameter) for parameter in parameters]
+        shared: dict[int, Tensor] = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+        self.module = copy.deepcopy(model, shared | own)
+        self.pairs = list(zip(self.module.modules(), model.modules(), strict=True))
+        self.counters: list[tuple[nn.Module, Tensor]] = []
+        for layer in self.module.modules():
+            # Without a momentum of its own a layer weighs by the count, and so keeps it.
+            if isinstance(layer, _Norm) and layer.momentum is not None and layer.num_batches_tracked is not None:
+                self.counters.append((layer, layer.num_batches_tracked))
+                layer.num_batches_tracked = None
+        self.forwards = 0
+        plain = self.module.forward
+        fast = torch.compile(plain, dynamic=False) if compiled else plain
+
+        def forward(x: Tensor) -> Tensor:
+            self.forwards += 1
+            out: Tensor = (fast if len(x) >= batch else plain)(x)
+            return out
+
+        self.module.forward = forward
+
+    def refresh(self) -> None:
+        """Take over the modes of the model's layers, and its weights if anybody else has changed them in place.
+
+        Torch counts such changes, a loaded checkpoint among them. A graph's are not counted: it writes the copies too.
+        """
+        for ours, theirs in self.pairs:
+            if ours.training != theirs.training:
+                ours.training = theirs.training
+        versions = [weight._version for weight in self.weights]
+        if versions != self.versions:
+            with torch.no_grad():
+                torch._foreach_copy_(self.copies, self.weights)
+            self.versions = versions
+
+    def count(self) -> None:
+        """Add the forwards since `forwards` was 0 to batch-norm's counts of batches."""
+        counters = [counter for layer, counter in self.counters if layer.training]
+        if counters:
+            torch._foreach_add_(counters, self.forwards)
