@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import threading
+
+import pytest
 import torch
 
 from sparring import checkpoint, runs, train
 from sparring.config import model_facts
 from sparring.data import load
 from sparring.engine import Average
+from sparring.errors import UserError
 from sparring.state import Keeper, restore
 
 CPU = torch.device("cpu")
@@ -27,10 +31,51 @@ def test_the_best_is_kept_as_it_was_and_written_with_the_rest(tmp_path, small):
             parameter.add_(1.0)  # training goes on
     assert not (tmp_path / "run" / runs.BEST).exists()
     keeper.save()
+    keeper.finish()
     best, last = (checkpoint.load(tmp_path / "run" / name) for name in (runs.BEST, runs.LAST))
     assert all(torch.equal(best.part("model")[name], tensor) for name, tensor in before.items())
     assert not torch.equal(last.part("model")["conv1.weight"], before["conv1.weight"])
     assert keeper.pending is None and keeper.idle < 60
+
+
+def test_a_checkpoint_is_of_its_moment_and_the_run_goes_on_meanwhile(tmp_path, small, monkeypatch):
+    state, facts = begun(small)
+    run = runs.create(tmp_path / "run", small, "")
+    go, really = threading.Event(), runs.Run.save
+
+    def slow(self, *file):
+        assert go.wait(60)
+        really(self, *file)
+
+    monkeypatch.setattr(runs.Run, "save", slow)
+    before = {name: tensor.clone() for name, tensor in state.model.state_dict().items()}
+    with Keeper(run, state, facts, None) as keeper:
+        keeper.save()  # returns though nothing is written yet
+        assert not (tmp_path / "run" / runs.LAST).exists()
+        with torch.no_grad():
+            for parameter in state.model.parameters():
+                parameter.add_(1.0)
+        state.step = 5
+        go.set()
+    saved = checkpoint.load(tmp_path / "run" / runs.LAST)  # the context has waited for it
+    assert saved.facts["step"] == 0
+    assert all(torch.equal(saved.part("model")[name], tensor) for name, tensor in before.items())
+
+
+def test_what_cannot_be_written_is_said(tmp_path, small, monkeypatch):
+    state, facts = begun(small)
+    run = runs.create(tmp_path / "run", small, "")
+
+    def full(self, *file):
+        raise UserError("the disk is full.")
+
+    monkeypatch.setattr(runs.Run, "save", full)
+    keeper = Keeper(run, state, facts, None)
+    keeper.save()
+    with pytest.raises(UserError, match="full"):
+        keeper.save()  # the next one says it
+    with pytest.raises(UserError, match="full"), Keeper(run, state, facts, None) as other:
+        other.save()  # and so does the end
 
 
 def test_a_state_comes_back_with_momentum_place_and_sums(tmp_path, small):
@@ -41,7 +86,8 @@ def test_a_state_comes_back_with_momentum_place_and_sums(tmp_path, small):
     state.tally.backprops += 5
     average = Average(state.model, 0.5)
     average.move()
-    Keeper(runs.create(tmp_path / "run", small, ""), state, facts, average).save()
+    with Keeper(runs.create(tmp_path / "run", small, ""), state, facts, average) as keeper:
+        keeper.save()
     saved = runs.open_run(tmp_path / "run").last()
     other, _ = begun(small)
     with torch.no_grad():

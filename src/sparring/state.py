@@ -6,6 +6,7 @@ Every random draw is named by (seed, epoch, step), so weights, momentum, the epo
 from __future__ import annotations
 
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,15 +47,26 @@ class State:
 
 
 class Keeper:
-    """Writes checkpoints: the best model so far, and everything the run needs to go on.
+    """Writes checkpoints while the run goes on: the best model so far, and everything the run needs to go on.
 
     Both are written at the same moments, the best one first, so that no checkpoint knows of a best that is not there.
+    What is written is a copy of that moment; a run waits for a copy, not for a disk. As a context it does not end
+    before everything is on the disk, and what could not be written is raised then, or by the next save.
     """
 
     def __init__(self, run: runs.Run, state: State, facts: dict[str, Any], average: Average | None) -> None:
         self.run, self.state, self.facts, self.average = run, state, facts, average
         self.saved = float("-inf")
         self.pending: tuple[dict[str, Tensor], dict[str, Any]] | None = None
+        self.writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self.writing: Future[None] | None = None
+
+    def __enter__(self) -> Keeper:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.finish()
+        self.writer.shutdown()
 
     @property
     def idle(self) -> float:
@@ -67,10 +79,27 @@ class Keeper:
         self.pending = weights, {"model": self.facts, "epoch": record["epoch"], "metrics": record}
 
     def save(self) -> None:
-        """Write both. Part "model" of the run's file is the one to use: the average, where one is kept."""
+        """Begin to write both. Part "model" of the run's file is the one to use: the average, where one is kept."""
+        self.finish()
+        files: list[tuple[str, dict[str, Tensor], dict[str, Any]]] = []
         if self.pending:
-            self.run.save(runs.BEST, *self.pending)
+            files.append((runs.BEST, *self.pending))
             self.pending = None
+        files.append((runs.LAST, self._tensors(), self._place()))
+        self.writing = self.writer.submit(self._write, [(name, _copied(part), facts) for name, part, facts in files])
+        self.saved = time.perf_counter()
+
+    def finish(self) -> None:
+        """Wait until what was begun is on the disk."""
+        writing, self.writing = self.writing, None
+        if writing is not None:
+            writing.result()
+
+    def _write(self, files: list[tuple[str, dict[str, Tensor], dict[str, Any]]]) -> None:
+        for file in files:
+            self.run.save(*file)
+
+    def _tensors(self) -> dict[str, Tensor]:
         state = self.state
         weights = _weights("model", state.model)
         if self.average is not None:
@@ -81,20 +110,18 @@ class Keeper:
             for name, parameter in state.model.named_parameters()
             if state.optimizer.state[parameter].get("momentum_buffer") is not None
         }
-        tally = {"tally.loss": state.tally.loss, "tally.backprops": state.tally.backprops}
-        self.run.save(
-            runs.LAST,
-            weights | momentum | tally,
-            {
-                "model": self.facts,
-                "epoch": state.epoch - 1,  # complete ones
-                "step": state.step,
-                "best": state.best,
-                "images": state.tally.images,
-                "seconds": state.tally.seconds,
-            },
-        )
-        self.saved = time.perf_counter()
+        return weights | momentum | {"tally.loss": state.tally.loss, "tally.backprops": state.tally.backprops}
+
+    def _place(self) -> dict[str, Any]:
+        state = self.state
+        return {
+            "model": self.facts,
+            "epoch": state.epoch - 1,  # complete ones
+            "step": state.step,
+            "best": state.best,
+            "images": state.tally.images,
+            "seconds": state.tally.seconds,
+        }
 
 
 def restore(state: State, saved: Checkpoint) -> None:
@@ -107,6 +134,10 @@ def restore(state: State, saved: Checkpoint) -> None:
     tally = saved.part("tally")
     state.tally = Tally(tally["loss"], tally["backprops"], saved.facts["images"], saved.facts["seconds"])
     state.epoch, state.step, state.best = saved.facts["epoch"] + 1, saved.facts["step"], saved.facts["best"]
+
+
+def _copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
 
 
 def _weights(part: str, model: nn.Module) -> dict[str, Tensor]:

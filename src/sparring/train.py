@@ -48,7 +48,7 @@ class Watch(Protocol):
         """A step is done. `backprops()` gives the epoch's mean so far, and makes a GPU wait."""
 
     def epoch(self, record: dict[str, Any], *, best: bool) -> None:
-        """An epoch is done and on disk."""
+        """An epoch is done, and its record on the disk."""
 
     def end(self) -> None:
         """Training stops, for whatever reason."""
@@ -106,36 +106,36 @@ def train(
             parts.average.restore(saved.part("average"))
         board = _board(folder, state.epoch) if tensorboard and state.epoch <= config.epochs else None
 
-        keeper = Keeper(run, state, facts, parts.average)
-        if watch:
-            watch.begin(config, steps=steps, epoch=state.epoch, engine=parts.line)
-        try:
-            while state.epoch <= config.epochs:
-                history = run.metrics()
-                # An attack of an objective's own comes in every batch size: too many to tune for.
-                with engines.tuned(parts) if OBJECTIVES[config.objective].walks else nullcontext():
-                    one_epoch(state, config, parts, training, steps, history, keeper.save, watch, stop)
-                judged, network = parts.judged(state.model)
-                record = _record(state, config, held, judged, network, history)
-                run.record(record)
-                is_best = state.best is None or _score(record) > _score(state.best)
-                if is_best:
-                    state.best = record
-                    keeper.keep(judged, record)
-                state.epoch, state.step, state.tally = state.epoch + 1, 0, Tally.empty(device)
-                if state.epoch > config.epochs or keeper.idle > SAVE_AT_ENDS:
-                    keeper.save()
-                if board:
-                    for name, value in record.items():
-                        if value is not None:
-                            board.add_scalar(name, value, record["epoch"])
-                if watch:
-                    watch.epoch(record, best=is_best)
-        finally:
-            if board:
-                board.close()
+        with Keeper(run, state, facts, parts.average) as keeper:
             if watch:
-                watch.end()
+                watch.begin(config, steps=steps, epoch=state.epoch, engine=parts.line)
+            try:
+                while state.epoch <= config.epochs:
+                    history = run.metrics()
+                    # An attack of an objective's own comes in every batch size: too many to tune for.
+                    with engines.tuned(parts) if OBJECTIVES[config.objective].walks else nullcontext():
+                        one_epoch(state, config, parts, training, steps, history, keeper.save, watch, stop)
+                    judged, network = parts.judged(state.model)
+                    record = _record(state, config, held, judged, network, history)
+                    run.record(record)
+                    is_best = state.best is None or _score(record) > _score(state.best)
+                    if is_best:
+                        state.best = record
+                        keeper.keep(judged, record)
+                    state.epoch, state.step, state.tally = state.epoch + 1, 0, Tally.empty(device)
+                    if state.epoch > config.epochs or keeper.idle > SAVE_AT_ENDS:
+                        keeper.save()
+                    if board:
+                        for name, value in record.items():
+                            if value is not None:
+                                board.add_scalar(name, value, record["epoch"])
+                    if watch:
+                        watch.epoch(record, best=is_best)
+            finally:
+                if board:
+                    board.close()
+                if watch:
+                    watch.end()
         return (parts.average.read() if parts.average else state.model).eval()
 
 
