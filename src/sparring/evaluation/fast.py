@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from sparring.attacks.setting import Model
 from sparring.engine.fold import agrees, fold
+from sparring.engine.replay import Replayed
 
 Precision = Literal["fp32", "bf16"]
 
@@ -44,7 +45,8 @@ def gradient_model(model: Model, probe: Tensor, *, precision: Precision, compile
     assert network is not None
     if probe.is_cuda and not compiled:
         fused = fold(model, dtype=torch.bfloat16, fused=True)
-        network = fused if fused is not None and agrees(fused, model, probe.float()) else network
+        if fused is not None and agrees(fused, model, probe.float()):
+            return fused if fused.passes is None else Replayed(fused)
     try:  # bf16 and channels_last may not suit what a stranger's forward does
         with torch.enable_grad():
             point = probe.float().requires_grad_()

@@ -1,0 +1,100 @@
+"""A folded network for callers who ask often about few images: its passes are captured once and replayed.
+
+AutoAttack asks thousands of times about some hundred images; launching forty kernels takes longer then than running
+them. Every answer is a copy, so that a caller may keep it and call again before he asks for a gradient.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sparring.engine.buckets import fitting
+from sparring.engine.fold import Folded
+from sparring.engine.graphs import Captured
+from sparring.engine.passes import Passes
+
+SIZES = (*range(32, 257, 32), *range(320, 1025, 64))  # more images keep a GPU busy without this
+_PATIENCE = 3  # calls of a size before it is worth a capture
+
+
+class Replayed(nn.Module):
+    """The network, by captured passes for the sizes that come often."""
+
+    def __init__(self, network: Folded, *, sizes: tuple[int, ...] = SIZES) -> None:
+        super().__init__()
+        self.network, self.sizes = network, sizes
+        self.asked: dict[tuple[int, ...], int] = {}
+        self.made: dict[tuple[int, ...], _Pair] = {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Pixels to logits."""
+        passes = self.network.passes
+        if passes is None or not passes.takes(x) or not 0 < len(x) <= self.sizes[-1]:
+            return self.network(x)  # type: ignore[no-any-return]
+        shape = (fitting(self.sizes, len(x)), *x.shape[1:])
+        if shape not in self.made:
+            self.asked[shape] = self.asked.get(shape, 0) + 1
+            if self.asked[shape] < _PATIENCE:
+                return self.network(x)  # type: ignore[no-any-return]
+            self.made[shape] = _Pair(passes, shape, x.device)
+        logits: Tensor = _Replay.apply(x, self.made[shape])  # type: ignore[no-untyped-call]
+        return logits
+
+
+class _Pair:
+    """Both passes for one number of images, on tensors that stay in place."""
+
+    logits: Tensor
+    gradient: Tensor
+
+    def __init__(self, passes: Passes, shape: tuple[int, ...], device: torch.device) -> None:
+        self.x = torch.zeros(shape, device=device)
+        self.rows = torch.arange(len(self.x), device=device)
+        self.serial = 0  # of the images that the values belong to
+        self.values: list[Tensor] = []
+        pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+
+        def there() -> None:
+            self.logits, self.values = passes.forward(self.x, self.rows)
+
+        def back() -> None:
+            gradient = passes.back(self.slope, self.values)
+            self.gradient = passes.tools.kernels.to_pixels(gradient, passes.stem.weight, self.x.shape[1])
+
+        self.there = Captured(there, pool)
+        self.there()
+        self.slope = torch.zeros_like(self.logits)
+        self.back = Captured(back, pool)
+
+    def ask(self, x: Tensor) -> Tensor:
+        """The logits of x."""
+        self.x[: len(x)].copy_(x)
+        self.there()
+        self.serial += 1
+        return self.logits[: len(x)].clone()
+
+    def slopes(self, x: Tensor, serial: int, slope: Tensor) -> Tensor:
+        """The gradient at x, whose logits were answer number `serial`."""
+        if serial != self.serial:  # somebody has asked about other images since
+            self.ask(x)
+        self.slope.zero_()
+        self.slope[: len(x)].copy_(slope)
+        self.back()
+        return self.gradient[: len(x)].clone()
+
+
+class _Replay(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, pair: _Pair) -> Tensor:
+        logits = pair.ask(x)
+        ctx.save_for_backward(x)
+        ctx.pair, ctx.serial = pair, pair.serial
+        return logits
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        return ctx.pair.slopes(x, ctx.serial, gradients[0]), None

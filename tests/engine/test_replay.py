@@ -1,0 +1,99 @@
+"""A network by replayed passes is the network: answers, gradients, and callers who ask in between."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from sparring.engine.replay import SIZES, Replayed
+
+PIXELS, CLASSES = (2, 2, 2), 3
+
+
+class Double:
+    """Passes of a network of one product and one square, by plain operations; counts what it is asked."""
+
+    def __init__(self, weight):
+        self.weight, self.sizes = weight, []
+        self.stem = SimpleNamespace(weight=weight)
+        self.tools = SimpleNamespace(kernels=SimpleNamespace(to_pixels=self.to_pixels))
+
+    def takes(self, x):
+        return x.dtype == torch.float32
+
+    def forward(self, x, rows):
+        self.sizes.append(len(x))
+        h = x[rows].flatten(1) @ self.weight
+        return h.square(), [h]
+
+    def back(self, slope, values):
+        return 2 * values[0] * slope
+
+    def to_pixels(self, gradient, weight, channels):
+        return (gradient @ weight.T).reshape(-1, *PIXELS)
+
+
+class Network(nn.Module):
+    def __init__(self, weight):
+        super().__init__()
+        self.weight, self.passes, self.calls = weight, Double(weight), 0
+
+    def forward(self, x):
+        self.calls += 1
+        return (x.flatten(1) @ self.weight.to(x.dtype)).square()
+
+
+@pytest.fixture
+def network():
+    return Network(torch.randn(8, CLASSES, generator=torch.Generator().manual_seed(0)))
+
+
+def images(count, seed):
+    return torch.rand(count, *PIXELS, generator=torch.Generator().manual_seed(seed))
+
+
+def test_answers_and_gradients_of_sizes_that_come_often(network):
+    replayed = Replayed(network, sizes=(2, 4, 8))
+    for seed, count in enumerate([3, 4, 3, 3, 4, 1, 8, 3, 2]):
+        ours, theirs = (images(count, seed).requires_grad_() for _ in range(2))
+        logits, expected = replayed(ours), network(theirs)
+        assert torch.allclose(logits, expected)
+        slope = torch.randn(count, CLASSES, generator=torch.Generator().manual_seed(seed))
+        gradient, wanted = (torch.autograd.grad(out, x, slope)[0] for out, x in ((logits, ours), (expected, theirs)))
+        assert torch.allclose(gradient, wanted, atol=1e-6)
+    assert set(replayed.made) == {(4, *PIXELS)}  # 2 and 8 came too seldom
+    assert set(network.passes.sizes) == {4}
+
+
+def test_who_asks_in_between_spoils_nothing(network):
+    replayed = Replayed(network, sizes=(4,))
+    for seed in range(3):
+        replayed(images(4, seed))
+    first, second = images(4, 10).requires_grad_(), images(3, 11)
+    logits = replayed(first)
+    kept = logits.detach().clone()
+    replayed(second)
+    assert torch.equal(logits, kept)  # an answer is the caller's own
+    (gradient,) = torch.autograd.grad(logits.sum(), first)
+    (wanted,) = torch.autograd.grad(network(first).sum(), first)
+    assert torch.allclose(gradient, wanted, atol=1e-6)
+
+
+def test_what_the_passes_do_not_take_goes_to_the_network(network):
+    replayed = Replayed(network, sizes=(4,))
+    before = network.calls
+    for x in (images(5, 0), images(2, 0).double(), images(0, 0)):
+        for _ in range(4):
+            assert torch.allclose(replayed(x), network(x))
+    assert not replayed.made and network.calls == before + 2 * 3 * 4
+    network.passes = None
+    assert torch.allclose(replayed(images(2, 0)), network(images(2, 0)))
+
+
+def test_sizes_waste_little():
+    for count in range(33, SIZES[-1] + 1):
+        size = next(size for size in SIZES if size >= count)
+        assert size <= count + 63 and size / count < 2
