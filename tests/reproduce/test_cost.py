@@ -23,7 +23,7 @@ def test_in_proportion():
     assert cost.training(half) - cost._START == pytest.approx((madry - cost._START) / 2)
     assert cost.training(replace(cifar10.MADRY, model="wrn-34-10")) > 4 * madry
     assert cost.training(replace(cifar10.STANDARD, data="cifar10:bird+deer")) < cost.training(cifar10.STANDARD)
-    assert madry == pytest.approx(120 * 6.0 + cost._START, rel=0.05)  # docs/performance.md: about 6.0 s an epoch
+    assert madry == pytest.approx(120 * 4.45 + cost._START, rel=0.05)  # docs/performance.md: 4.45 s an epoch
 
 
 def test_a_shared_run_is_counted_once():

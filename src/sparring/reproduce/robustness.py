@@ -12,7 +12,7 @@ from sparring.data import Dataset
 from sparring.evaluation import Record, evaluate
 from sparring.recipes.paper import Robustness
 
-_BATCH = 512  # images of AutoAttack at once: what a stop can cost
+_BATCH = 1024  # images of AutoAttack at once: what a stop can cost
 
 
 def measure(
