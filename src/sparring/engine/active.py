@@ -59,6 +59,7 @@ class ActiveSet:
         # the two can never be read apart.
         self.serial = torch.zeros(1, device=device, dtype=torch.int64)
         self.report = torch.zeros(1, dtype=torch.int64, pin_memory=device.type == "cuda")
+        self.word = self.report.numpy()  # the same memory, without an operation of torch
 
     def begin(
         self, x: Tensor, y: Tensor, start: Tensor, *, tau: int, eps: float, step_size: float, noise: float = 0.0
@@ -152,5 +153,5 @@ class ActiveSet:
 
     def read(self) -> tuple[int, int]:
         """(steps ever taken, examples that took the last), as far as the device has come."""
-        serial, count = divmod(int(self.report.item()), self.batch + 1)
+        serial, count = divmod(int(self.word[0]), self.batch + 1)
         return serial, count

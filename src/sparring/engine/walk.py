@@ -8,6 +8,7 @@ and the step size are numbers in memory: a schedule recaptures nothing. Without 
 from __future__ import annotations
 
 import itertools
+import os
 import time
 from types import ModuleType
 
@@ -20,6 +21,9 @@ from sparring.engine.active import ActiveSet, Network
 from sparring.engine.buckets import bucket_sizes, fitting
 from sparring.engine.graphs import Captured
 from sparring.errors import UserError
+
+# sleep(0) takes some 50 us on Linux, where it waits for a timer: as long as half a step of a small network.
+_let_others_run = getattr(os, "sched_yield", lambda: time.sleep(0))
 
 
 class FastWalk:
@@ -130,7 +134,7 @@ class _Bench:
             serial, count = self.active.read()
             if serial >= self.taken:
                 return count
-            time.sleep(0)  # lets other threads run
+            _let_others_run()
             if poll % 100_000 == 0:  # a device that has failed never reports; asking it raises
                 torch.cuda.current_stream().query()
         raise AssertionError("unreachable")
