@@ -179,6 +179,10 @@ def test_a_residual_network_by_hand_is_itself(folded):
     assert torch.allclose(gradient, their_gradient, rtol=1e-3, atol=1e-5 * float(their_gradient.abs().max()))
     odd = torch.rand(1, 3, 9, 9, generator=draw)  # cannot be halved: the graph does it
     assert not ours.passes.takes(odd) and torch.allclose(ours(odd), plain(odd), rtol=1e-4, atol=1e-5)
+    with pytest.raises(RuntimeError, match="channels"):
+        ours(torch.rand(1, 1, 8, 8))
+    assert ours.passes.takes(torch.empty(4096, 3, 32, 32, device="meta"))
+    assert not ours.passes.takes(torch.empty(1024, 3, 224, 224, device="meta"))  # too many places for 32 bits
 
 
 def test_small_cnn_by_hand_is_small_cnn(folded):

@@ -149,6 +149,7 @@ class Passes:
         """`steps` come behind the stem, whose output is value 0: each reads the value before and makes the next."""
         self.stem, self.steps, self.head = stem, steps, head
         self.tools = Tools(kernels, torch.zeros(256, dtype=torch.int32, device=head.weight.device))
+        self.channels = stem.inputs if stem.split else stem.weight.shape[1]
         self.times = 1  # an image is made smaller by
         for step in steps:
             self.times *= 2 if isinstance(step, MaxPool) else step.filter.stride[0] if isinstance(step, Conv) else 1
@@ -162,8 +163,12 @@ class Passes:
                 step.refresh()
 
     def takes(self, x: Tensor) -> bool:
-        """Whether images of this size are halved without a rest, and in fp32."""
-        return x.dtype == torch.float32 and x.shape[2] % self.times == 0 and x.shape[3] % self.times == 0
+        """Whether the kernels can read these images: fp32, halved without a rest, places counted in 32 bits."""
+        if x.dtype != torch.float32 or x.ndim != 4 or x.shape[1] != self.channels:
+            return False
+        images, _, height, width = x.shape
+        few = images * height * width * len(self.stem.weight) < 2**31
+        return few and height % self.times == 0 and width % self.times == 0
 
     def __call__(self, x: Tensor) -> Tensor:
         """Logits, which autograd can take back to x."""
