@@ -73,6 +73,27 @@ def test_a_walk_step_by_step(inner, noise, project):
     assert len(seen) > 1  # the set has shrunk on the way
 
 
+@pytest.mark.parametrize("start", ["uniform", "normal", None])
+@pytest.mark.parametrize("project", [False, True])
+def test_a_beginning_at_random(start, project):
+    _, pair = sets("ce", noise=True, project=project, seed=0)
+    draw = torch.Generator().manual_seed(5)
+    x, y = torch.rand(BATCH - 3, *SHAPE, generator=draw), torch.randint(0, CLASSES, (BATCH - 3,), generator=draw)
+    x[0] = 1.0  # at the edge of the pixels' range
+    for active in pair:
+        drawn = torch.Generator().manual_seed(7)
+        numbers = {"tau": 2, "eps": 0.1, "step_size": 0.03, "noise": 0.02}
+        active.begin_at_random(x, y, start=start, generator=drawn, **numbers)
+    by_kernels, plain = pair
+    count = len(x)
+    for name in ("x", "x_adv", "y"):
+        assert torch.equal(getattr(by_kernels, name)[:count], getattr(plain, name)[:count]), name
+    for name in ("tau_left", "backprops", "rows", "step_index", "numbers"):
+        assert torch.equal(getattr(by_kernels, name), getattr(plain, name)), name
+    assert torch.equal(by_kernels.kicks[:, :count], plain.kicks[:, :count])
+    assert torch.equal(plain.x[:count], x) and (start is None) == torch.equal(plain.x_adv[:count], x)
+
+
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 10_000), tau=st.integers(0, 3), every=st.integers(1, 5))
 def test_a_whole_attack(seed, tau, every):

@@ -14,7 +14,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from sparring import losses
+from sparring import losses, threat
 from sparring.engine.fused import kernels_for
 from sparring.engine.passes import Passes
 
@@ -76,6 +76,38 @@ class ActiveSet:
         self.step_index.fill_(-1)  # of the last step taken
         for place, number in enumerate((eps, step_size, noise)):
             self.numbers[place].fill_(number)
+
+    def begin_at_random(
+        self,
+        x: Tensor,
+        y: Tensor,
+        *,
+        start: threat.Start,
+        generator: torch.Generator,
+        tau: int,
+        eps: float,
+        step_size: float,
+        noise: float = 0.0,
+    ) -> None:
+        """`begin` from `threat.random_start`; and the noise of all steps, drawn in their order."""
+        count = len(x)
+        here = generator.device == x.device  # else numbers are drawn where the generator is, and sent
+        if self.kernels is None or x.dtype != torch.float32 or not here:
+            begun = threat.random_start(x, eps=eps, start=start, generator=generator, inside=self.project)
+            self.begin(x, y, begun, tau=tau, eps=eps, step_size=step_size, noise=noise)
+        else:
+            draw = {"uniform": torch.rand, "normal": torch.randn}.get(start or "")
+            drawn = None if draw is None else draw(x.shape, generator=generator, device=x.device)
+            how = {"eps": eps, "sigma": threat.START_SIGMA, "start": start, "inside": self.project}
+            self.kernels.begin(x, drawn, self.x, self.x_adv, **how)
+            state = (self.y, self.tau_left, self.backprops, self.rows, self.step_index, self.numbers)
+            self.kernels.reset(y, *state, tau=tau, eps=eps, step_size=step_size, noise=noise)
+        if self.kicks is not None:
+            for kicks in self.kicks[:, :count]:
+                if here:
+                    torch.randn(x.shape, generator=generator, out=kicks)
+                else:
+                    kicks.copy_(threat.draw_normal(x, generator))
 
     def step(self, network: Network, size: int) -> None:
         """One step of the first `size` rows: check, report and compact, then gradient and move."""

@@ -16,6 +16,68 @@ _BLOCK = 1024
 
 
 @triton.jit
+def _begin(
+    given,  # (count, pixels): the images
+    drawn,  # (count, pixels): numbers in [0, 1) where UNIFORM, standard normal ones where NORMAL
+    x,  # out, (batch + 1, pixels)
+    x_adv,  # out: where the walk begins
+    total,
+    eps,
+    sigma,
+    UNIFORM: tl.constexpr,
+    NORMAL: tl.constexpr,
+    INSIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The images put in place, and a start: `threat.random_start`, bit for bit."""
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = place < total
+    natural = tl.load(given + place, mask=inside, other=0.0)
+    begun = natural
+    if UNIFORM:
+        begun = natural + eps * (tl.load(drawn + place, mask=inside, other=0.0) * 2.0 - 1.0)
+    if NORMAL:
+        begun = natural + sigma * tl.load(drawn + place, mask=inside, other=0.0)
+    if UNIFORM or NORMAL:
+        if INSIDE:
+            begun = tl.minimum(tl.maximum(begun, natural - eps), natural + eps)
+        begun = tl.minimum(tl.maximum(begun, 0.0), 1.0)
+    tl.store(x + place, natural, mask=inside)
+    tl.store(x_adv + place, begun, mask=inside)
+
+
+@triton.jit(do_not_specialize=["count", "batch", "tau"])
+def _reset(
+    given,  # (count,): the labels
+    label,
+    tau_left,
+    backprops,
+    rows,
+    step_index,
+    numbers,
+    count,
+    batch,
+    tau,
+    eps,
+    step_size,
+    noise,
+    BLOCK: tl.constexpr,
+):
+    """Everybody walks, with all of tau left; behind them the sink. One program for all."""
+    place = tl.arange(0, BLOCK)
+    inside = place <= batch
+    tl.store(label + place, tl.load(given + place, mask=place < count, other=0), mask=place < count)
+    nothing = tl.zeros((BLOCK,), dtype=tl.int64)
+    tl.store(tau_left + place, nothing + tau, mask=inside)
+    tl.store(backprops + place, nothing, mask=inside)
+    tl.store(rows + place, tl.where(place < count, place, batch).to(tl.int64), mask=inside)
+    tl.store(step_index, -1)
+    tl.store(numbers, eps)
+    tl.store(numbers + 1, step_size)
+    tl.store(numbers + 2, noise)
+
+
+@triton.jit
 def _judge(
     logits,  # (size, classes), fp32
     natural,  # (batch + 1, classes): the clean prediction, where KL is
@@ -247,6 +309,46 @@ def _fold(
         tl.store(row + at, value, mask=place < length)
         if copies == 2:
             tl.store(row + at + inputs, value, mask=place < length)
+
+
+def begin(
+    given: Tensor,
+    drawn: Tensor | None,
+    x: Tensor,
+    x_adv: Tensor,
+    *,
+    eps: float,
+    sigma: float,
+    start: str | None,
+    inside: bool,
+) -> None:
+    """Put images in place, and the points where their walks begin."""
+    given = given.contiguous()
+    grid = (triton.cdiv(given.numel(), _BLOCK),)
+    ways = (start == "uniform", start == "normal", inside)
+    noise = given if drawn is None else drawn
+    # Products are rounded before they are added, as torch does it.
+    _begin[grid](given, noise, x, x_adv, given.numel(), eps, sigma, *ways, _BLOCK, enable_fp_fusion=False)
+
+
+def reset(
+    given: Tensor,
+    label: Tensor,
+    tau_left: Tensor,
+    backprops: Tensor,
+    rows: Tensor,
+    step_index: Tensor,
+    numbers: Tensor,
+    *,
+    tau: int,
+    eps: float,
+    step_size: float,
+    noise: float,
+) -> None:
+    """The bookkeeping of a batch that has not begun to walk."""
+    state = (given.contiguous(), label, tau_left, backprops, rows, step_index, numbers)
+    block = triton.next_power_of_2(len(label))
+    _reset[(1,)](*state, len(given), len(label) - 1, tau, float(eps), float(step_size), float(noise), block)
 
 
 def judge(logits: Tensor, natural: Tensor | None, rows: Tensor, label: Tensor, wrong: Tensor) -> Tensor:

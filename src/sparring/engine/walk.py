@@ -73,11 +73,9 @@ class FastWalk:
             self.made[key] = _Bench(self, *key)
         bench = self.made[key]
         active, count = bench.active, len(x)
-        begun = threat.random_start(x, eps=eps, start=start, generator=generator, inside=project)
-        active.begin(x, y, begun, tau=tau, eps=eps, step_size=step_size, noise=noise)
-        if active.kicks is not None:
-            for step in range(steps):
-                active.kicks[step, :count].copy_(threat.draw_normal(x, generator))
+        active.begin_at_random(
+            x, y, start=start, generator=generator, tau=tau, eps=eps, step_size=step_size, noise=noise
+        )
         if active.natural is not None:
             bench.natural()
         going = count
