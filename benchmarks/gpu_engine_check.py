@@ -15,6 +15,7 @@ import torch
 from sparring.attacks import friendly_pgd
 from sparring.engine import PlainUpdate, prepare
 from sparring.engine.fold import fold
+from sparring.engine.replay import Replayed
 from sparring.models import build
 from sparring.objectives import OBJECTIVES
 
@@ -184,11 +185,39 @@ def updates() -> dict:
     return row
 
 
+def replayed() -> list[dict]:
+    """Captured passes against the same passes launched one by one: how far apart, and ms of a gradient each."""
+    _, engine, _ = made("resnet18", half=True)
+    ours, theirs = Replayed(engine.network), engine.network
+    rows = []
+    for count in (5, 32, 100, 500, 1000):
+        x = torch.rand(count, *SHAPE, device=DEVICE, generator=torch.Generator(DEVICE).manual_seed(count))
+        row, found = {"images": count}, {}
+        for name, network in (("replayed", ours), ("launched", theirs)):
+            for repeat in range(30):
+                if repeat == 10:
+                    torch.cuda.synchronize()
+                    began = time.perf_counter()
+                point = x.clone().requires_grad_()
+                logits = network(point)
+                (gradient,) = torch.autograd.grad(logits.square().sum(), point)
+            torch.cuda.synchronize()
+            row[f"{name}_ms"] = 1e3 * (time.perf_counter() - began) / 20
+            found[name] = logits.detach(), gradient
+        for what, place in (("logits", 0), ("gradient", 1)):
+            one, two = found["replayed"][place], found["launched"][place]
+            row[f"{what}_apart"] = float((one - two).norm() / two.norm())
+        rows.append(row)
+        print({key: round(value, 4) for key, value in row.items()}, flush=True)
+    return rows
+
+
 if __name__ == "__main__":
     torch._logging.set_logs(all=50)
     found = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
     found["updates"] = updates()
     found["by_hand"] = by_hand()
+    found["replayed"] = replayed()
     found["correctness"] = correctness()
     with open(sys.argv[1], "w") as file:  # noqa: PTH123
         json.dump(found, file, indent=1)
