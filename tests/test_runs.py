@@ -62,10 +62,12 @@ def test_metrics_survive_a_cut_line_and_are_trimmed(tmp_path, small):
     assert (tmp_path / runs.METRICS).read_text() == '{"epoch": 1}\n{"epoch": 2}\n'
 
 
-def test_leftovers_of_a_kill_are_swept(tmp_path, small):
+def test_leftovers_of_a_kill_are_swept_by_who_trains(tmp_path, small):
     runs.create(tmp_path, small, "")
     (tmp_path / ".last.safetensors.123.tmp").write_bytes(b"half")
-    runs.open_run(tmp_path)
+    runs.open_run(tmp_path)  # somebody looks: it may be training, and half-written for a good reason
+    assert list(tmp_path.glob(".*.tmp"))
+    runs.sweep(tmp_path)
     assert not list(tmp_path.glob(".*.tmp"))
 
 

@@ -62,20 +62,30 @@ def test_a_checkpoint_is_of_its_moment_and_the_run_goes_on_meanwhile(tmp_path, s
     assert all(torch.equal(saved.part("model")[name], tensor) for name, tensor in before.items())
 
 
-def test_what_cannot_be_written_is_said(tmp_path, small, monkeypatch):
+def test_what_cannot_be_written_is_said_and_tried_again(tmp_path, small, monkeypatch):
     state, facts = begun(small)
     run = runs.create(tmp_path / "run", small, "")
+    really, room = runs.Run.save, []
 
     def full(self, *file):
-        raise UserError("the disk is full.")
+        if not room:
+            raise UserError("the disk is full.")
+        really(self, *file)
 
     monkeypatch.setattr(runs.Run, "save", full)
-    keeper = Keeper(run, state, facts, None)
-    keeper.save()
-    with pytest.raises(UserError, match="full"):
-        keeper.save()  # the next one says it
-    with pytest.raises(UserError, match="full"), Keeper(run, state, facts, None) as other:
-        other.save()  # and so does the end
+    with pytest.raises(UserError, match="full"), Keeper(run, state, facts, None) as keeper:
+        keeper.save()
+    assert keeper.writer._shutdown and not any(thread.is_alive() for thread in keeper.writer._threads)
+    with Keeper(run, state, facts, None) as keeper:
+        keeper.keep(state.model, {"epoch": 1, "pgd10": 0.5})
+        keeper.save()
+        with pytest.raises(UserError, match="full"):
+            keeper.save()  # the next one says it
+        room.append(True)
+        state.step = 9
+        keeper.save()
+    best, last = (checkpoint.load(tmp_path / "run" / name) for name in (runs.BEST, runs.LAST))
+    assert last.facts["step"] == 9 and best.facts["epoch"] == 1  # the best was not forgotten
 
 
 def test_a_state_comes_back_with_momentum_place_and_sums(tmp_path, small):

@@ -95,7 +95,7 @@ def create(folder: Path, wanted: Config, recipe: str, *, overwrite: bool = False
 
 
 def open_run(folder: Path) -> Run:
-    """The run in a folder; what a kill left half-written is swept away."""
+    """The run in a folder. Looking at it changes nothing: it may be training."""
     path = folder / CONFIG
     if not path.exists():
         raise UserError(f"{folder} holds no run (no {CONFIG} in it). Check the path, or begin one with a recipe.")
@@ -108,9 +108,13 @@ def open_run(folder: Path) -> Run:
         raise UserError(
             f"{path} is damaged: it is not the JSON that a run writes. Begin anew with --overwrite."
         ) from None
+    return Run(folder, found, str(written.get("recipe", "")))
+
+
+def sweep(folder: Path) -> None:
+    """Remove what a kill left half-written. For whoever trains the run, and nobody else."""
     for leftover in folder.glob(".*.tmp"):
         leftover.unlink(missing_ok=True)
-    return Run(folder, found, str(written.get("recipe", "")))
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:

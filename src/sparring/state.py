@@ -46,6 +46,9 @@ class State:
     best: dict[str, Any] | None = None  # the record of the best epoch so far
 
 
+File = tuple[str, dict[str, Tensor], dict[str, Any]]  # name, tensors, facts
+
+
 class Keeper:
     """Writes checkpoints while the run goes on: the best model so far, and everything the run needs to go on.
 
@@ -57,7 +60,8 @@ class Keeper:
     def __init__(self, run: runs.Run, state: State, facts: dict[str, Any], average: Average | None) -> None:
         self.run, self.state, self.facts, self.average = run, state, facts, average
         self.saved = float("-inf")
-        self.pending: tuple[dict[str, Tensor], dict[str, Any]] | None = None
+        self.pending: File | None = None  # the best model, to be written with the next checkpoint
+        self.kept: File | None = None  # the one that was handed to the writer last
         self.writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self.writing: Future[None] | None = None
 
@@ -65,8 +69,10 @@ class Keeper:
         return self
 
     def __exit__(self, *raised: object) -> None:
-        self.finish()
-        self.writer.shutdown()
+        try:
+            self.finish()
+        finally:
+            self.writer.shutdown()
 
     @property
     def idle(self) -> float:
@@ -75,29 +81,40 @@ class Keeper:
 
     def keep(self, model: nn.Module, record: dict[str, Any]) -> None:
         """This is the best model so far: remember it as it is now."""
-        weights = {name: tensor.detach().clone() for name, tensor in _weights("model", model).items()}
-        self.pending = weights, {"model": self.facts, "epoch": record["epoch"], "metrics": record}
+        self.pending = runs.BEST, _copied(_weights("model", model)), self._about(record)
 
     def save(self) -> None:
         """Begin to write both. Part "model" of the run's file is the one to use: the average, where one is kept."""
-        self.finish()
-        files: list[tuple[str, dict[str, Tensor], dict[str, Any]]] = []
-        if self.pending:
-            files.append((runs.BEST, *self.pending))
-            self.pending = None
-        files.append((runs.LAST, self._tensors(), self._place()))
-        self.writing = self.writer.submit(self._write, [(name, _copied(part), facts) for name, part, facts in files])
+        failed = self._settle() is not None
+        files = [self.pending] if self.pending else []
+        files.append((runs.LAST, _copied(self._tensors()), self._place()))
+        if failed:  # perhaps there is room again; if not, it is said here
+            self._write(files)
+        else:
+            self.writing = self.writer.submit(self._write, files)
+        self.kept, self.pending = self.pending, None
         self.saved = time.perf_counter()
 
     def finish(self) -> None:
         """Wait until what was begun is on the disk."""
-        writing, self.writing = self.writing, None
-        if writing is not None:
-            writing.result()
+        failure = self._settle()
+        if failure is not None:
+            raise failure
 
-    def _write(self, files: list[tuple[str, dict[str, Tensor], dict[str, Any]]]) -> None:
+    def _settle(self) -> BaseException | None:
+        """Wait, and say what went wrong. A best model that may not have been written is pending again."""
+        writing, self.writing = self.writing, None
+        failure = None if writing is None else writing.exception()
+        if failure is not None:
+            self.pending = self.pending or self.kept
+        return failure
+
+    def _write(self, files: list[File]) -> None:
         for file in files:
             self.run.save(*file)
+
+    def _about(self, record: dict[str, Any]) -> dict[str, Any]:
+        return {"model": self.facts, "epoch": record["epoch"], "metrics": record}
 
     def _tensors(self) -> dict[str, Tensor]:
         state = self.state

@@ -252,6 +252,7 @@ def _open(folder: Path, config: Config, recipe: str, *, resume: bool, overwrite:
             f"{folder} was begun with another configuration ({'; '.join(changed)}). "
             f"Resume it as it was: sparring train --out {folder} --resume."
         )
+    runs.sweep(folder)
     return run
 
 

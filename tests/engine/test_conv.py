@@ -63,10 +63,10 @@ def test_a_convolution_both_ways(seed, images, channels, side, stride, split, ar
         expected = expected + F.conv2d(more["shortcut"][0].float(), more["shortcut"][1].float(), None, 2)
     ours = conv.conv(x, weight, stride=stride, arrived=arrived, cut=cut, bias=bias, relu=True, **more)
     assert torch.allclose(ours.float(), F.relu(expected), rtol=2e-3, atol=2e-3)
-    if side == 1:
-        return  # back, a 1x1 convolution is a shortcut
+    if side == 1 and stride == 2:
+        return  # back, it comes as a shortcut only; passes.py refuses it elsewhere
     g = image(draw, images, outer, 4 // stride, 8 // stride)
-    expected = conv2d_input(x.shape, weight.float(), g.float(), stride, 1)
+    expected = conv2d_input(x.shape, weight.float(), g.float(), stride, side // 2)
     more = {}
     if around == "sum":
         more["z"] = image(draw, *expected.shape)
@@ -128,10 +128,10 @@ def test_a_cut_fills_the_gpu_without_losing_a_round():
 def folded(monkeypatch):
     """A small residual network, folded in fp32: by hand and by autograd."""
 
-    def make(model):
+    def make(model, norm=True):
         torch.manual_seed(0)
         with torch.no_grad():
-            for _ in range(2):
+            for _ in range(2 if norm else 0):
                 model.train()(torch.rand(4, 3, 8, 8))
         module = importlib.import_module("sparring.engine.passes")
         plain = fold(model, dtype=torch.float32, fused=True)
@@ -216,6 +216,57 @@ def test_max_pooling(channels):
     g = torch.randn(expected.shape, generator=draw).contiguous(memory_format=torch.channels_last)
     (back,) = torch.autograd.grad(expected, point, g)
     assert torch.equal(conv.max_pool_back(g, y), torch.where(y > 0, back, 0))
+
+
+class Odd(nn.Module):
+    """Networks that look like those that are known, and are not."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind = kind
+        self.stem = nn.Conv2d(3, 64, 3, padding=1)
+        self.one = nn.Conv2d(64, 64, 3, padding=1, stride=2 if kind == "broadcast" else 1, bias=False)
+        self.two = nn.Conv2d(64, 64, 3, padding=1, stride=2 if kind == "late stride" else 1, bias=False)
+        self.short = nn.Conv2d(64, 64, 1, stride=2 if kind in ("late stride", "1x1") else 1)
+        self.flat = nn.Linear(64 * (64 if kind == "flat stem" else 16), 64)
+        self.relu, self.last = nn.ReLU(), nn.Linear(64, 10)
+
+    def forward(self, x):
+        h = F.relu(self.stem(x))
+        if self.kind == "flat stem":
+            return self.last(self.relu(self.flat(h.flatten(1))))
+        if self.kind == "dead end":
+            pooled = F.max_pool2d(h, 2)
+            flat = pooled.flatten(1)
+            F.relu(self.one(pooled))
+            return self.last(self.relu(self.flat(flat)))
+        if self.kind == "1x1":
+            return self.last(F.relu(self.short(h)).mean((2, 3)))
+        k = F.relu(self.one(h))
+        k = F.relu(self.two(k) + (h if self.kind == "broadcast" else self.short(h)))
+        return self.last(k.mean((2, 3)))
+
+
+@pytest.mark.parametrize("kind", ["flat stem", "dead end", "1x1", "late stride", "broadcast"])
+def test_what_only_looks_known_is_left_to_autograd(monkeypatch, kind):
+    monkeypatch.setattr(importlib.import_module("sparring.engine.passes"), "convolutions_for", lambda device: conv)
+    torch.manual_seed(0)
+    model = Odd(kind).eval()
+    network = fold(model, dtype=torch.float32, fused=True)
+    assert network.passes is None
+    x = torch.rand(2, 3, *((2, 2) if kind == "broadcast" else (8, 8)))  # 2x2 and 1x1 are added by broadcasting
+    assert torch.allclose(network(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+def test_a_bias_that_is_lent_is_lent_once_however_often(folded):
+    ours, plain = folded(Odd("lent"), norm=False)
+    assert ours.passes.steps[1].shortcut is not None
+    x = torch.rand(2, 3, 8, 8)
+    expected = ours(x)
+    for _ in range(2):
+        ours.refresh()
+        plain.refresh()
+    assert torch.allclose(ours(x), expected) and torch.allclose(plain(x), expected, rtol=1e-4, atol=1e-5)
 
 
 class Block(nn.Module):

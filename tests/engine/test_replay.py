@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from sparring.engine import replay
 from sparring.engine.replay import SIZES, Replayed
 
 PIXELS, CLASSES = (2, 2, 2), 3
@@ -17,32 +18,36 @@ class Double:
     """Passes of a network of one product and one square, by plain operations; counts what it is asked."""
 
     def __init__(self, weight):
-        self.weight, self.sizes = weight, []
+        self.weight, self.sizes, self.fixed = weight, [], {}
         self.stem = SimpleNamespace(weight=weight)
         self.tools = SimpleNamespace(kernels=SimpleNamespace(to_pixels=self.to_pixels))
 
     def takes(self, x):
         return x.dtype == torch.float32
 
+    def place(self, name, value):
+        """As a captured graph does it: every answer in the same memory as the one before."""
+        return self.fixed.setdefault((name, value.shape), torch.empty_like(value)).copy_(value)
+
     def forward(self, x, rows):
         self.sizes.append(len(x))
-        h = x[rows].flatten(1) @ self.weight
-        return h.square(), [h]
+        h = self.place("h", x[rows].flatten(1) @ self.weight)
+        return self.place("logits", h.square()), [h]
 
     def back(self, slope, values):
         return 2 * values[0] * slope
 
     def to_pixels(self, gradient, weight, channels):
-        return (gradient @ weight.T).reshape(-1, *PIXELS)
+        return self.place("pixels", (gradient @ weight.T).reshape(-1, *PIXELS))
 
 
 class Network(nn.Module):
     def __init__(self, weight):
         super().__init__()
-        self.weight, self.passes, self.calls = weight, Double(weight), 0
+        self.weight, self.passes, self.seen = weight, Double(weight), []
 
     def forward(self, x):
-        self.calls += 1
+        self.seen.append(len(x))
         return (x.flatten(1) @ self.weight.to(x.dtype)).square()
 
 
@@ -66,6 +71,42 @@ def test_answers_and_gradients_of_sizes_that_come_often(network):
         assert torch.allclose(gradient, wanted, atol=1e-6)
     assert set(replayed.made) == {(4, *PIXELS)}  # 2 and 8 came too seldom
     assert set(network.passes.sizes) == {4}
+    assert set(network.seen) <= {1, 2, 3, 4, 8}
+
+
+def test_images_are_filled_up_before_a_capture_too(network):
+    Replayed(network, sizes=(4,))(images(3, 0))
+    assert network.seen == [4]  # so that a capture changes no bit
+
+
+def test_few_captures_are_kept(network):
+    replayed = Replayed(network, sizes=tuple(range(1, 9)))
+    for count in (1, 2, 3, 4, 1, 5, 6):
+        for seed in range(3):
+            x = images(count, seed)
+            assert torch.allclose(replayed(x), network(x))
+    assert [shape[0] for shape in replayed.made] == [4, 1, 5, 6]  # the last used
+
+
+def test_without_memory_it_goes_on(network, monkeypatch):
+    def none(*given):
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(replay, "_Pair", none)
+    replayed = Replayed(network, sizes=(4,))
+    for seed in range(6):
+        assert torch.allclose(replayed(images(3, seed)), network(images(3, seed)))
+    assert not replayed.made
+
+
+def test_gradients_are_the_caller_s_own(network):
+    replayed = Replayed(network, sizes=(4,))
+    for seed in range(3):
+        replayed(images(4, seed))
+    points = [images(4, seed).requires_grad_() for seed in (10, 11)]
+    ours = [torch.autograd.grad(replayed(point).sum(), point)[0] for point in points]
+    theirs = [torch.autograd.grad(network(point).sum(), point)[0] for point in points]
+    assert all(torch.allclose(one, two, atol=1e-6) for one, two in zip(ours, theirs, strict=True))
 
 
 def test_who_asks_in_between_spoils_nothing(network):
@@ -84,11 +125,10 @@ def test_who_asks_in_between_spoils_nothing(network):
 
 def test_what_the_passes_do_not_take_goes_to_the_network(network):
     replayed = Replayed(network, sizes=(4,))
-    before = network.calls
     for x in (images(5, 0), images(2, 0).double(), images(0, 0)):
         for _ in range(4):
             assert torch.allclose(replayed(x), network(x))
-    assert not replayed.made and network.calls == before + 2 * 3 * 4
+    assert not replayed.made and len(network.seen) == 2 * 3 * 4
     network.passes = None
     assert torch.allclose(replayed(images(2, 0)), network(images(2, 0)))
 

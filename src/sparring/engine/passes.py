@@ -145,14 +145,19 @@ Step = Conv | MaxPool | Flat
 class Passes:
     """Pixels to logits, and a gradient of the logits back to the pixels. For one stream at a time."""
 
-    def __init__(self, stem: ConvUnit, steps: list[Step], head: Dense, kernels: ModuleType) -> None:
-        """`steps` come behind the stem, whose output is value 0: each reads the value before and makes the next."""
+    def __init__(
+        self, stem: ConvUnit, steps: list[Step], head: Dense, kernels: ModuleType, *, times: int, most: float
+    ) -> None:
+        """`steps` come behind the stem, whose output is value 0: each reads the value before and makes the next.
+
+        Args:
+            times: an image is made smaller by.
+            most: numbers that the largest value has for a pixel.
+        """
         self.stem, self.steps, self.head = stem, steps, head
         self.tools = Tools(kernels, torch.zeros(256, dtype=torch.int32, device=head.weight.device))
         self.channels = stem.inputs if stem.split else stem.weight.shape[1]
-        self.times = 1  # an image is made smaller by
-        for step in steps:
-            self.times *= 2 if isinstance(step, MaxPool) else step.filter.stride[0] if isinstance(step, Conv) else 1
+        self.times, self.most = times, most
 
     def refresh(self) -> None:
         """Take over the weights of the units."""
@@ -167,7 +172,7 @@ class Passes:
         if x.dtype != torch.float32 or x.ndim != 4 or x.shape[1] != self.channels:
             return False
         images, _, height, width = x.shape
-        few = images * height * width * len(self.stem.weight) < 2**31
+        few = images * height * width * self.most < 2**31
         return few and height % self.times == 0 and width % self.times == 0
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -221,7 +226,17 @@ def plan(graph: fx.GraphModule, device: torch.device) -> Passes | None:
         return None
     if found.stem is None or found.head is None or found.waiting:
         return None
-    return Passes(found.stem, found.steps, found.head, kernels)
+    times = max(value.smaller for value in found.values)
+    most = max(value.filled / value.smaller**2 for value in found.values)
+    return Passes(found.stem, found.steps, found.head, kernels, times=times, most=most)
+
+
+class _Value(NamedTuple):
+    """What is known of a value: its channels, in truth and as filled up, and how much smaller than the pixels it is."""
+
+    channels: int
+    filled: int
+    smaller: int
 
 
 class _Reading:
@@ -230,9 +245,9 @@ class _Reading:
     def __init__(self, graph: fx.GraphModule) -> None:
         self.graph = graph
         self.number: dict[Any, int] = {}
-        self.channels: list[tuple[int, int]] = []  # of each value, in truth and filled up
+        self.values: list[_Value] = []
         self.waiting: dict[Any, ConvUnit] = {}  # 1x1 shortcuts, until the layer that adds them comes
-        self.flat: Any = None  # a node that is the last value flattened
+        self.flat: Any = None  # a node that is the last value, flattened
         self.dense: tuple[Any, Dense] | None = None  # a dense layer of it that waits for its ReLU
         self.stem: ConvUnit | None = None
         self.steps: list[Step] = []
@@ -243,7 +258,6 @@ class _Reading:
         module = self.graph.get_submodule(str(node.target)) if node.op == "call_module" else None
         nodes: list[Any] = [arg for arg in node.args if isinstance(arg, fx.Node)]
         read, others = (nodes[0], nodes[1:]) if nodes else (None, [])
-        last = self.number.get(read) == len(self.steps) and self.stem is not None
         if node.op == "placeholder":
             self.number[node] = -1
             return len(self.number) == 1
@@ -254,80 +268,91 @@ class _Reading:
         if isinstance(module, nn.Identity | nn.Sequential) and not list(module.children()) and read in self.number:
             self.number[node] = self.number[read]
             return True
+        if isinstance(module, ConvUnit) and self.stem is None:
+            return self._take_stem(node, module, read, others)
         if isinstance(module, ConvUnit):
             return self._take_conv(node, module, read, others)
-        if isinstance(module, Dense):
-            return self._take_dense(node, module, read, last)
         if self.dense is not None and read is self.dense[0] and isinstance(module, nn.ReLU):
-            self._append(node, Flat(self.dense[1], *self.channels[-1]), len(self.dense[1].weight))
-            self.dense = None
+            dense, last = self.dense[1], self.values[-1]
+            outer = len(dense.weight)
+            self._append(node, Flat(dense, last.channels, last.filled), _Value(outer, outer, last.smaller))
             return True
-        if last and node.target is F.max_pool2d and _halves(node):
-            self._append(node, MaxPool(), *self.channels[-1])
-            return True
-        self.flat = node
-        return last and node.target == "flatten" and node.args[1:] == (1,) and isinstance(self.steps[-1], MaxPool)
+        if self.number.get(read) == len(self.steps):
+            return self._take_end(node, module)
+        if isinstance(module, Dense) and read is not None and read is self.flat:
+            self.dense = (node, module)
+            return self.stem is not None and module.weight.dtype == self.stem.weight.dtype
+        return False
 
-    def _append(self, node: fx.Node, step: Step, channels: int, filled: int | None = None) -> None:
+    def _append(self, node: fx.Node, step: Step, value: _Value) -> None:
         self.steps.append(step)
-        self.channels.append((channels, filled or channels))
+        self.values.append(value)
         self.number[node] = len(self.steps)
+        self.flat = self.dense = None
+
+    def _take_stem(self, node: fx.Node, unit: ConvUnit, read: Any, others: list[Any]) -> bool:
+        self.stem, self.number[node] = unit, 0
+        self.values = [_Value(len(unit.weight), len(unit.weight), 1)]
+        return self.number.get(read) == -1 and not others and unit.relu and _fits_stem(unit)
 
     def _take_conv(self, node: fx.Node, unit: ConvUnit, read: Any, others: list[Any]) -> bool:
-        value = self.number.get(read, -2)
-        if self.stem is None:
-            self.stem, self.number[node] = unit, 0
-            self.channels = [(len(unit.weight), len(unit.weight))]
-            return value == -1 and not others and unit.relu and _fits_stem(unit)
+        value, stride, side = self.number.get(read, -1), unit.stride[0], unit.weight.shape[2]
         if value < 0 or not _fits(unit):
             return False
         if not unit.relu:
             self.waiting[node] = unit
-            return unit.lends and unit.weight.shape[2] == 1
-        added = others[0] if others else None
-        lender = self.waiting.pop(added, None)
-        source = added if lender is None or added is None else added.args[0]
-        at = None if source is None else self.number.get(source, -1)
-        shortcut = None
-        if at is not None:  # whoever reads the value as its own comes before, and leaves room for what is brought
-            reader = self.steps[at] if 0 <= at < len(self.steps) else None
-            stride = lender.stride[0] if lender is not None else 1
-            if not isinstance(reader, Conv) or reader.filter.stride[0] != stride:
-                return False
-            if any(isinstance(step, Conv) and step.added == at for step in self.steps):
-                return False
-            shortcut = Filter(lender, self.channels[at][1]) if lender is not None else None
-        filter = Filter(unit, self.channels[-1][1])
-        if value != len(self.steps):
+            return unit.lends and side == 1 and len(unit.weight) % 64 == 0
+        if value != len(self.steps) or (side == 1 and stride == 2):
             return False
-        self._append(node, Conv(filter, at, shortcut), len(unit.weight), filter.outer)
-        if shortcut is not None and shortcut.filled is not None:
+        last = self.values[-1]
+        filter = Filter(unit, last.filled)
+        new = _Value(len(unit.weight), filter.outer, last.smaller * stride)
+        if filter.outer > 1.34 * len(unit.weight):  # much of the work would be for zeros
             return False
-        return filter.outer <= 1.34 * len(unit.weight)  # else much of the work would be for zeros
+        if not others:
+            self._append(node, Conv(filter), new)
+            return True
+        lender = self.waiting.pop(others[0], None)
+        at = self.number.get(others[0] if lender is None else others[0].args[0], -1)
+        if not self._may_add(at, lender, new):
+            return False
+        shortcut = None if lender is None else Filter(lender, self.values[at].filled)
+        self._append(node, Conv(filter, at, shortcut), new)
+        return shortcut is None or shortcut.filled is None
 
-    def _take_dense(self, node: fx.Node, dense: Dense, read: Any, last: bool) -> bool:
-        if dense.pools or (last and self.steps and isinstance(self.steps[-1], Flat)):
-            self.head = dense
-            return last and self.channels[-1][0] == self.channels[-1][1]
-        self.dense = (node, dense)
-        return read is not None and read is self.flat and dense.weight.dtype == self.stem_dtype
+    def _may_add(self, at: int, lender: ConvUnit | None, new: _Value) -> bool:
+        """Whether the value `at`, which nobody adds yet, fits, and its own reader leaves room for what is brought."""
+        reader = self.steps[at] if 0 <= at < len(self.steps) else None
+        stride = 1 if lender is None else lender.stride[0]
+        return (
+            isinstance(reader, Conv)
+            and reader.filter.stride[0] == stride
+            and self.values[at].smaller * stride == new.smaller
+            and not any(isinstance(step, Conv) and step.added == at for step in self.steps)
+        )
 
-    @property
-    def stem_dtype(self) -> torch.dtype | None:
-        return None if self.stem is None else self.stem.weight.dtype
+    def _take_end(self, node: fx.Node, module: nn.Module | None) -> bool:
+        """What may come behind the last value."""
+        last, step = self.values[-1], self.steps[-1] if self.steps else None
+        if node.target is F.max_pool2d and _halves(node):
+            self._append(node, MaxPool(), _Value(last.channels, last.filled, 2 * last.smaller))
+            return True
+        if isinstance(module, Dense) and (module.pools or isinstance(step, Flat)):
+            self.head = module
+            return last.channels == last.filled
+        if node.target == "flatten" and node.args[1:] == (1,) and isinstance(step, MaxPool):
+            self.flat = node
+            return True
+        return False
 
 
 def _halves(node: fx.Node) -> bool:
     """Whether a max-pooling is that of 2x2 pixels, side by side."""
-    given = dict(node.kwargs)
-    size, stride = node.args[1:2] or (given.pop("kernel_size", None),), given.pop("stride", None)
+    given = dict(zip(("kernel_size",), node.args[1:], strict=False)) | dict(node.kwargs)
+    size, stride = given.pop("kernel_size", None), given.pop("stride", None)
     usual = {"padding": 0, "dilation": 1, "ceil_mode": False, "return_indices": False}
-    return (
-        size[0] in (2, (2, 2))
-        and stride in (None, 2, (2, 2))
-        and len(node.args) <= 2
-        and all(usual.get(key) == value for key, value in given.items())
-    )
+    plain = len(node.args) <= 2 and all(usual.get(key) == value for key, value in given.items())
+    return plain and size in (2, (2, 2)) and stride in (None, 2, (2, 2))
 
 
 def _fits_stem(unit: ConvUnit) -> bool:

@@ -18,16 +18,20 @@ from sparring.engine.passes import Passes
 
 SIZES = (*range(32, 257, 32), *range(320, 1025, 64))  # more images keep a GPU busy without this
 _PATIENCE = 3  # calls of a size before it is worth a capture
+_KEPT = 4  # captures: each holds all values of its images
 
 
 class Replayed(nn.Module):
-    """The network, by captured passes for the sizes that come often."""
+    """The network, by captured passes for the sizes that come often.
+
+    Images are filled up to one of the sizes, captured or not, so that a capture changes no bit of an answer.
+    """
 
     def __init__(self, network: Folded, *, sizes: tuple[int, ...] = SIZES) -> None:
         super().__init__()
         self.network, self.sizes = network, sizes
         self.asked: dict[tuple[int, ...], int] = {}
-        self.made: dict[tuple[int, ...], _Pair] = {}
+        self.made: dict[tuple[int, ...], _Pair] = {}  # the last used is the last
 
     def forward(self, x: Tensor) -> Tensor:
         """Pixels to logits."""
@@ -35,13 +39,27 @@ class Replayed(nn.Module):
         if passes is None or not passes.takes(x) or not 0 < len(x) <= self.sizes[-1]:
             return self.network(x)  # type: ignore[no-any-return]
         shape = (fitting(self.sizes, len(x)), *x.shape[1:])
-        if shape not in self.made:
-            self.asked[shape] = self.asked.get(shape, 0) + 1
-            if self.asked[shape] < _PATIENCE:
-                return self.network(x)  # type: ignore[no-any-return]
-            self.made[shape] = _Pair(passes, shape, x.device)
-        logits: Tensor = _Replay.apply(x, self.made[shape])  # type: ignore[no-untyped-call]
+        self.asked[shape] = self.asked.get(shape, 0) + 1
+        pair = self._pair(passes, shape, x.device) if self.asked[shape] >= _PATIENCE else None
+        if pair is None:
+            filled = torch.cat([x, x.new_zeros(shape[0] - len(x), *x.shape[1:])])
+            return self.network(filled)[: len(x)]  # type: ignore[no-any-return]
+        logits: Tensor = _Replay.apply(x, pair)  # type: ignore[no-untyped-call]
         return logits
+
+    def _pair(self, passes: Passes, shape: tuple[int, ...], device: torch.device) -> _Pair | None:
+        """The captured passes; none where there is no memory for them."""
+        pair = self.made.pop(shape, None)
+        try:
+            pair = pair or _Pair(passes, shape, device)
+        except torch.OutOfMemoryError:
+            self.made.clear()
+            self.asked[shape] = -1000  # not again soon
+            return None
+        while len(self.made) >= _KEPT:
+            self.made.pop(next(iter(self.made)))
+        self.made[shape] = pair
+        return pair
 
 
 class _Pair:
@@ -80,8 +98,7 @@ class _Pair:
         """The gradient at x, whose logits were answer number `serial`."""
         if serial != self.serial:  # somebody has asked about other images since
             self.ask(x)
-        self.slope.zero_()
-        self.slope[: len(x)].copy_(slope)
+        self.slope[: len(x)].copy_(slope)  # behind them lies anything: images do not see one another
         self.back()
         return self.gradient[: len(x)].clone()
 

@@ -55,8 +55,8 @@ class ConvUnit(nn.Module):
             bias = -shift * scale
             if norm.bias is not None:
                 bias = bias + norm.bias
-        if bias is not None:
-            self.bias.copy_(bias)
+        # Zero, too, has to be written: a bias that is lent was added to the last one (fold.py).
+        self.bias.copy_(bias) if bias is not None else self.bias.zero_()
         if self.split:
             self.weight[:, : self.inputs].copy_(weight)
             self.weight[:, self.inputs : 2 * self.inputs].copy_(weight)
