@@ -1,6 +1,6 @@
 """Does bf16 on the fast engine end where fp32 on the plain path ends? 20 epochs of FAT on ResNet-18, several seeds.
 
-PYTHONPATH=src:site SPARRING_DATA=DATA python3 benchmarks/gpu_precision.py RUNS OUT.json --way plain --seeds 0 [--minutes 9]
+PYTHONPATH=src:site SPARRING_DATA=DATA python3 benchmarks/gpu_precision.py RUNS OUT.json --way plain --seeds 0
 PYTHONPATH=src:site SPARRING_DATA=DATA python3 benchmarks/gpu_precision.py RUNS OUT.json --way fast --seeds 0 1 2
 
 A run that is not through when the minutes are over is saved, and goes on when called again. Test set, n = 10,000,
