@@ -32,7 +32,7 @@ EPOCHS = 2
 def one(given: argparse.Namespace) -> None:
     """A run: get ready, wait for the others, train."""
     config = replace(find("fat-cifar10-resnet18").config, seed=given.one, model=given.model, lr=constant(0.05))
-    bench = Bench(config, load("cifar10"), torch.device("cuda"), Options())
+    bench = Bench(config, load("cifar10"), torch.device(given.device), Options(images=given.images, repeats=1))
     bench.steps()
     bench._epoch(config, 1, given.tau)
     (given.folder / f"ready-{given.one}").touch()
@@ -40,7 +40,6 @@ def one(given: argparse.Namespace) -> None:
         time.sleep(0.01)
     began = time.time()
     rows = [bench._epoch(config, 2 + epoch, given.tau) for epoch in range(EPOCHS)]
-    torch.cuda.synchronize()
     images = sum(row["images"] for row in rows)
     found = {"began": began, "ended": time.time(), "images": images, "backprops": rows[-1]["backprops"]}
     (given.folder / f"done-{given.one}.json").write_text(json.dumps(found))
@@ -50,6 +49,7 @@ def several(count: int, given: argparse.Namespace) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, __file__, "-", "--tau", str(given.tau), "--model", given.model]
         command += ["--counts", str(count), "--folder", folder]
+        command += ["--device", given.device, "--images", str(given.images)]
         processes = [subprocess.Popen([*command, "--one", str(seed)]) for seed in range(count)]
         for process in processes:
             if process.wait(timeout=150):
@@ -66,6 +66,8 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--tau", type=int, default=0)
     parser.add_argument("--model", default="resnet18")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--images", type=int, default=0)
     parser.add_argument("--counts", type=int, nargs="*", default=[1, 2, 4])
     parser.add_argument("--without", action="store_true", help="also without MPS")
     parser.add_argument("--one", type=int)
@@ -74,9 +76,9 @@ def main() -> None:
     if given.one is not None:
         one(given)
         return
-    found = {"tau": given.tau, "model": given.model, **runs.environment(torch.device("cuda")), "rows": []}
+    found = {"tau": given.tau, "model": given.model, **runs.environment(torch.device(given.device)), "rows": []}
     for mps in (False, True) if given.without else (True,):
-        if mps:
+        if mps and given.device == "cuda":
             pipe = tempfile.mkdtemp()
             os.environ["CUDA_MPS_PIPE_DIRECTORY"] = os.environ["CUDA_MPS_LOG_DIRECTORY"] = pipe
             started = subprocess.run(["nvidia-cuda-mps-control", "-d"], capture_output=True, text=True)
@@ -99,7 +101,7 @@ def main() -> None:
                 flush=True,
             )
             given.out.write_text(json.dumps(found, indent=1))
-        if mps:
+        if mps and given.device == "cuda":
             subprocess.run(["nvidia-cuda-mps-control"], input="quit", text=True)
 
 
