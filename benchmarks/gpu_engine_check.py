@@ -117,7 +117,7 @@ def by_hand() -> list[dict]:
     rows = []
     model, engine, _ = made("resnet18", half=True)
     print(engine.line, flush=True)
-    ours, exact = engine.network, fold(model, dtype=torch.float32, fused=False)
+    ours, exact = engine.network.network, fold(model, dtype=torch.float32, fused=False)
     theirs = fold(model, dtype=torch.bfloat16, fused=True)
     assert ours.passes is not None
     theirs.passes = None
@@ -188,7 +188,8 @@ def updates() -> dict:
 def replayed() -> list[dict]:
     """Captured passes against the same passes launched one by one: how far apart, and ms of a gradient each."""
     _, engine, _ = made("resnet18", half=True)
-    ours, theirs = Replayed(engine.network), engine.network
+    theirs = engine.network.network
+    ours = Replayed(theirs)
     rows = []
     for count in (5, 32, 100, 500, 1000):
         x = torch.rand(count, *SHAPE, device=DEVICE, generator=torch.Generator(DEVICE).manual_seed(count))

@@ -18,7 +18,6 @@ from sparring.engine.passes import Passes
 
 SIZES = (*range(32, 257, 32), *range(320, 1025, 64))  # more images keep a GPU busy without this
 _PATIENCE = 3  # calls of a size before it is worth a capture
-_KEPT = 4  # captures: each holds all values of its images
 
 
 class Replayed(nn.Module):
@@ -27,9 +26,10 @@ class Replayed(nn.Module):
     Images are filled up to one of the sizes, captured or not, so that a capture changes no bit of an answer.
     """
 
-    def __init__(self, network: Folded, *, sizes: tuple[int, ...] = SIZES) -> None:
+    def __init__(self, network: Folded, *, sizes: tuple[int, ...] = SIZES, kept: int = 4) -> None:
+        """`kept`: how many captures, each of which holds all values of its images."""
         super().__init__()
-        self.network, self.sizes = network, sizes
+        self.network, self.sizes, self.kept = network, sizes, kept
         self.asked: dict[tuple[int, ...], int] = {}
         self.made: dict[tuple[int, ...], _Pair] = {}  # the last used is the last
 
@@ -56,7 +56,7 @@ class Replayed(nn.Module):
             self.made.clear()
             self.asked[shape] = -1000  # not again soon
             return None
-        while len(self.made) >= _KEPT:
+        while len(self.made) >= self.kept:
             self.made.pop(next(iter(self.made)))
         self.made[shape] = pair
         return pair
