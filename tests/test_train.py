@@ -305,26 +305,38 @@ def test_short_epochs_are_not_all_saved_and_resume_exactly_from_the_one_that_was
     same_run(whole, tmp_path / "run")
 
 
-@pytest.mark.parametrize("nth", [1, 2, 3, 4, 5])
-def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path, small, whole, monkeypatch, nth):
-    """The nth write of a checkpoint fails; afterwards the run goes on as if nothing had been."""
+def full_disk(monkeypatch, is_full):
+    """Writes of checkpoints for which `is_full` says so end in the middle."""
     monkeypatch.setattr(train, "SAVE_AT_ENDS", 0.0)
     written = iter(range(1, 100))
     really = Path.write_bytes
 
     def write(self, data):
-        if next(written) == nth:
+        if is_full(next(written)):
             really(self, data[: len(data) // 2])
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return really(self, data)
 
     monkeypatch.setattr(Path, "write_bytes", write)
+
+
+@pytest.mark.parametrize("nth", [1, 2, 3, 4, 5])
+def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path, small, whole, monkeypatch, nth):
+    """From the nth write of a checkpoint on all fail; once there is room the run goes on as if nothing had been."""
+    full_disk(monkeypatch, lambda count: count >= nth)
     with pytest.raises(UserError, match="the disk is full"):
         train.train(small, tmp_path / "run", tensorboard=False)
     monkeypatch.undo()
     last = runs.open_run(tmp_path / "run").last()
     assert (last is None) == (nth <= 2)  # the first epoch writes best, then last
     train.train(small, tmp_path / "run", resume=True, tensorboard=False)
+    same_run(whole, tmp_path / "run")
+
+
+@pytest.mark.parametrize("nth", [1, 2, 3])
+def test_a_disk_that_was_full_for_a_moment_costs_nothing(tmp_path, small, whole, monkeypatch, nth):
+    full_disk(monkeypatch, lambda count: count == nth)
+    train.train(small, tmp_path / "run", tensorboard=False)
     same_run(whole, tmp_path / "run")
 
 
