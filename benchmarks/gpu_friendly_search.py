@@ -7,8 +7,8 @@
 `search`: PGD-K-tau at tau 0 to 3 is a curve of accuracy over back-propagations; is a search by rho above it? `tau`: the
 paper's schedule and both rules. `noprojection`: Appendix B. A contender differs from the base in what is declared below
 and in nothing else. A trial is written as soon as it is done, and one that is in the file is not run again. Digits: the
-recipe `fat-digits` on the CPU (protocol mart at eps 0.3). CIFAR-10: ResNet-18, one-cycle as in
-results/engine/fat-20-epochs-h200.json (protocol dat).
+recipe `fat-digits` on the CPU (protocol mart at eps 0.3). CIFAR-10: ResNet-18, the schedule of gpu_methods.py (protocol
+dat).
 """
 
 from __future__ import annotations
@@ -85,8 +85,9 @@ BASES = {
     "cifar10": Base(
         replace(
             cifar10.FAT,
-            epochs=20,
-            lr=parse("one-cycle:0.2"),
+            epochs=15,
+            batch_size=256,
+            lr=parse("one-cycle:0.3"),
             weight_decay=5e-4,
             attack=replace(cifar10.FAT.attack, noise=0.0),  # a search by rho has none
         ),
