@@ -42,11 +42,20 @@ BASE = replace(
     ema=0.997,
     attack=replace(cifar10.FAT.attack, tau=parse("0,1@40%,2@75%")),
 )
+
+
+def fewer(steps: int, step_size: float, tau: str, epochs: int):
+    """Fewer, longer steps leave time for more epochs."""
+    attack = replace(BASE.attack, steps=steps, step_size=step_size, tau=parse(tau))
+    return replace(BASE, attack=attack, epochs=epochs)
+
+
+# Each is to take about 85 s alone, reckoned from the times of steps. The one with the highest sum of natural and PGD-10
+# accuracy on held-out images is taken, and measured on the test set once.
 CANDIDATES = {
-    "128": replace(BASE, batch_size=128, epochs=21, lr=parse("one-cycle:0.2"), ema=0.998),
     "256": BASE,
-    "256-tau": replace(BASE, epochs=28, attack=replace(BASE.attack, tau=parse("0,1@30%,2@55%"))),
-    "512": replace(BASE, batch_size=512, epochs=38, lr=parse("one-cycle:0.5"), ema=0.995),
+    "k7": fewer(7, 0.01, "0,1@45%", 37),
+    "k5": fewer(5, 0.0125, "0,1@65%", 45),
 }
 
 
