@@ -81,13 +81,17 @@ class Keeper:
 
     def keep(self, model: nn.Module, record: dict[str, Any]) -> None:
         """This is the best model so far: remember it as it is now."""
-        self.pending = runs.BEST, _copied(_weights("model", model)), self._about(record)
+        weights = {name: tensor.detach().clone() for name, tensor in _weights("model", model).items()}
+        self.pending = runs.BEST, weights, {"model": self.facts, "epoch": record["epoch"], "metrics": record}
 
     def save(self) -> None:
         """Begin to write both. Part "model" of the run's file is the one to use: the average, where one is kept."""
         failed = self._settle() is not None
-        files = [self.pending] if self.pending else []
-        files.append((runs.LAST, _copied(self._tensors()), self._place()))
+        last = (runs.LAST, self._tensors(), self._place())
+        files = [
+            (name, {key: tensor.detach().to("cpu", copy=True) for key, tensor in tensors.items()}, facts)
+            for name, tensors, facts in ([self.pending, last] if self.pending else [last])
+        ]
         if failed:  # perhaps there is room again; if not, it is said here
             self._write(files)
         else:
@@ -112,9 +116,6 @@ class Keeper:
     def _write(self, files: list[File]) -> None:
         for file in files:
             self.run.save(*file)
-
-    def _about(self, record: dict[str, Any]) -> dict[str, Any]:
-        return {"model": self.facts, "epoch": record["epoch"], "metrics": record}
 
     def _tensors(self) -> dict[str, Tensor]:
         state = self.state
@@ -151,10 +152,6 @@ def restore(state: State, saved: Checkpoint) -> None:
     tally = saved.part("tally")
     state.tally = Tally(tally["loss"], tally["backprops"], saved.facts["images"], saved.facts["seconds"])
     state.epoch, state.step, state.best = saved.facts["epoch"] + 1, saved.facts["step"], saved.facts["best"]
-
-
-def _copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
 
 
 def _weights(part: str, model: nn.Module) -> dict[str, Tensor]:
