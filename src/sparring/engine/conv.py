@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_STEM, _PIXELS = 128, 64  # places of a program in the first layer, forward and back
+_STEM = 128  # places of a program in the first layer, forward
 
 
 # A kernel takes a second to compile: whatever can be a number is one.
@@ -453,10 +453,11 @@ def _launch_to_pixels(
     images, inner, height, width = g.shape
     natural, target, kicks, numbers, step_index = walk
     places = images * height * width
-    _to_pixels[(triton.cdiv(places, _PIXELS),)](
+    block = 64 if places < 45_000 else 128
+    _to_pixels[(triton.cdiv(places, block),)](
         *(g, weight, out, natural, target, natural if kicks is None else kicks, numbers, step_index),
         *(images, height, width, inner, weight.shape[1], len(out) - 1, out.shape[1]),
-        *(move, kicks is not None, project, _PIXELS, 16, 64),
+        *(move, kicks is not None, project, block, 16, 64),
     )
 
 

@@ -426,7 +426,8 @@ def pool_dense(h: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     images, channels, height, width = h.shape
     out = torch.empty((images, len(weight)), dtype=torch.float32, device=h.device)
     area = height * width
-    _pool_dense[(images,)](h, weight, bias, out, area, channels, len(weight), *_blocks(area, channels, len(weight)))
+    blocks = _blocks(area, channels, len(weight))
+    _pool_dense[(images,)](h, weight, bias, out, area, channels, len(weight), *blocks, num_warps=8)
     return out
 
 
@@ -438,14 +439,15 @@ def pool_dense_back(gradient: Tensor, weight: Tensor, h: Tensor, *, masked: bool
     _pool_dense_back[(images,)](
         *(gradient.contiguous(), weight, h, out, area, channels, len(weight), masked),
         *_blocks(area, channels, len(weight)),
+        num_warps=8,
     )
     return out
 
 
 def _blocks(area: int, channels: int, classes: int) -> tuple[int, int, int]:
-    """Area and classes whole, channels in pieces: about 4,096 values at a time."""
+    """Area and classes whole, channels in pieces: about 8,192 values at a time."""
     wide, most = triton.next_power_of_2(area), triton.next_power_of_2(classes)
-    piece = max(16, min(triton.next_power_of_2(channels), 4096 // max(wide, most)))
+    piece = max(16, min(triton.next_power_of_2(channels), 8192 // max(wide, most)))
     return wide, piece, most
 
 
