@@ -214,3 +214,18 @@ def test_a_fault_in_the_backward_pass_alone_is_seen(monkeypatch):
         fused_operations, "_relu_back", lambda *gradients, y: gradients[0]
     )  # forgets the mask and a sum
     assert not agrees(network, model, x)
+
+
+def test_a_fault_at_many_images_alone_is_seen(monkeypatch):
+    model, x = build("wrn-16-2", torch.float32), images(torch.float32)
+    network = fold(model, dtype=torch.float32, fused=True)
+    units = importlib.import_module("sparring.engine.units")
+    really = units.conv_relu
+
+    def small(x, *args, **kwargs):
+        if len(x) > 8:
+            raise RuntimeError("out of resources: shared memory")
+        return really(x, *args, **kwargs)
+
+    monkeypatch.setattr(units, "conv_relu", small)
+    assert agrees(network, model, x[:8]) and not agrees(network, model, x[:8], most=16)

@@ -84,7 +84,7 @@ def prepare(
     folded = fold(model, **how_to_fold)
     if folded is not None and how_to_fold["fused"]:
         probe = torch.rand((8, *shape), generator=torch.Generator().manual_seed(0)).to(device)
-        how_to_fold["fused"] = agrees(folded, model, probe)
+        how_to_fold["fused"] = agrees(folded, model, probe, most=batch)
         folded = folded if how_to_fold["fused"] else fold(model, **how_to_fold)
     walked: Network = _as_it_is(model, half) if folded is None else folded
     network = walked

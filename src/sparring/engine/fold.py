@@ -165,8 +165,11 @@ def fold(model: nn.Module, *, dtype: torch.dtype, fused: bool) -> Folded | None:
     return network.eval()
 
 
-def agrees(fused: Folded, model: nn.Module, x: Tensor) -> bool:
+def agrees(fused: Folded, model: nn.Module, x: Tensor, *, most: int = 0) -> bool:
     """Whether the fused operations run where x is, and are about as near to the model as the plain ones are.
+
+    With `most` they are also tried on so many images: larger batches are cut into larger pieces, which need more of
+    a processor's memory than some have.
 
     bf16 alone turns the gradient of a deep network by a good deal (a WRN-34-10's by 0.08 of a cosine), so the plain
     operations in the same precision are what the fused ones are held against.
@@ -177,6 +180,8 @@ def agrees(fused: Folded, model: nn.Module, x: Tensor) -> bool:
         return False
     try:
         (ours, uphill), (theirs, their_uphill), (logits, gradient) = (_probed(n, x) for n in (fused, plain, exact))
+        if most > len(x):
+            _probed(fused, x[:1].expand(most, *x.shape[1:]))
     except Exception:  # a library that lacks an operation, a compiler that is not there
         return False
     size = float(logits.abs().max())
