@@ -25,6 +25,7 @@ from sparring.engine.active import ActiveSet
 from sparring.engine.conv import Tiling
 from sparring.engine.fold import fold
 from sparring.engine.passes import Passes
+from sparring.engine.replay import Replayed
 from sparring.models import build
 from sparring.models.resnet import BasicBlock
 
@@ -312,6 +313,18 @@ def test_a_step_by_hand_is_a_step(folded):
     assert by_hand.backprops[1] == 0 and by_hand.backprops[0] > 0
     assert (by_hand.x_adv[:5] - by_autograd.x_adv[:5]).abs().gt(1e-6).float().mean() < 0.01  # signs of nearly nothing
     assert not torch.equal(by_hand.x_adv[0], x[0])
+
+
+def test_replayed_passes_are_the_passes(folded):
+    ours, plain = folded(Block())
+    replayed = Replayed(ours, sizes=(4,))
+    draw = torch.Generator().manual_seed(2)
+    for _ in range(4):  # captured from the third on
+        x, slope = torch.rand(3, 3, 8, 8, generator=draw), torch.randn(3, 10, generator=draw)
+        (logits, gradient), (expected, their_gradient) = (gradients(net, x, slope) for net in (replayed, plain))
+        assert torch.allclose(logits, expected, rtol=1e-4, atol=1e-5)
+        assert torch.allclose(gradient, their_gradient, rtol=1e-3, atol=1e-5 * float(their_gradient.abs().max()))
+    assert list(replayed.made) == [(4, 3, 8, 8)]
 
 
 @pytest.mark.parametrize("kind", ["pooled", "twice"])
