@@ -1,6 +1,6 @@
 """On one H200: train FAT on CIFAR-10 (ResNet-18), timed, then measure it. Writes JSON.
 
-    PYTHONPATH=src:carry/site SPARRING_DATA=/tmp/data python3 benchmarks/gpu_train_eval.py OUT_FOLDER [--epochs 20]
+    PYTHONPATH=src:carry/site SPARRING_DATA=DATA python3 benchmarks/gpu_train_eval.py OUT_FOLDER [--epochs 20]
 
 Prints the epochs as they end, then the dat protocol on the test set (gradients in bf16, verdicts in fp32).
 """
@@ -62,7 +62,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--tau", default="0,1@40%,2@75%")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--run", type=Path, default=Path("/tmp/run"))
+    parser.add_argument("--run", type=Path, default=Path("run"))
     given = parser.parse_args()
     config = replace(
         cifar10.FAT,
