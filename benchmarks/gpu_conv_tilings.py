@@ -17,6 +17,7 @@ import time
 import torch
 
 from sparring.engine import conv as conv_module
+from sparring.engine import ends as ends_module
 from sparring.engine import kernels
 from sparring.engine.conv import Tiling, conv, conv_back
 
@@ -128,12 +129,12 @@ def ends(batch):
     ways = {"stem before": stem_before, "move before": move_before}
 
     def stem(places):
-        conv_module._STEM = places
-        conv_module.stem(x_adv, rows, weight, bias)
+        ends_module._STEM = places
+        ends_module.stem(x_adv, rows, weight, bias)
 
     for places in (64, 128, 256):
         ways[f"stem {places}"] = lambda places=places: stem(places)
-    ways["move"] = lambda: conv_module.move_pixels(g, weight, x_adv, x, rows, None, numbers, step, project=True)
+    ways["move"] = lambda: ends_module.move_pixels(g, weight, x_adv, x, rows, None, numbers, step, project=True)
     return ways
 
 

@@ -215,7 +215,7 @@ def replayed() -> list[dict]:
 
 if __name__ == "__main__":
     torch._logging.set_logs(all=50)
-    found = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
+    found = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "command": " ".join(sys.argv)}
     found["updates"] = updates()
     found["by_hand"] = by_hand()
     found["replayed"] = replayed()

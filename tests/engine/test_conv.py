@@ -20,7 +20,7 @@ if torch.cuda.is_available():
 
 from torch.nn.grad import conv2d_input
 
-from sparring.engine import conv, fused, kernels
+from sparring.engine import conv, ends, fused, kernels, pooling
 from sparring.engine.active import ActiveSet
 from sparring.engine.conv import Tiling
 from sparring.engine.fold import fold
@@ -30,6 +30,7 @@ from sparring.models import build
 from sparring.models.resnet import BasicBlock
 
 CPU = torch.device("cpu")
+LAYERS = (conv, ends, pooling)
 
 
 def image(draw, *shape):
@@ -90,18 +91,18 @@ def test_the_first_layer_and_the_step(channels):
     weight[:, channels:].zero_()  # spare
     bias = torch.randn(64, generator=draw).half()
     exact = weight[:, :channels].float()
-    ours = conv.stem(x, rows, weight, bias)
+    ours = ends.stem(x, rows, weight, bias)
     assert torch.allclose(ours.float(), F.relu(F.conv2d(x[rows], exact, bias.float(), 1, 1)), rtol=2e-3, atol=2e-3)
 
     g = image(draw, 3, 64, 8, 4)
-    gradient = conv.to_pixels(g, weight, channels)
+    gradient = ends.to_pixels(g, weight, channels)
     assert torch.allclose(gradient, conv2d_input((3, channels, 8, 4), exact, g.float(), 1, 1), rtol=1e-4, atol=1e-3)
     target = torch.tensor([4, 5, 1])  # 5 is the sink: this one has stopped
     numbers, step_index = torch.tensor([0.03, 0.01, 0.002]), torch.tensor([1])
     for kicks, project in ((None, True), (torch.randn(3, *x.shape, generator=draw), False)):
         walk = (x + 0.02 * torch.randn(x.shape, generator=draw)).clamp(0, 1)
         ours, theirs = walk.clone(), walk.clone()
-        conv.move_pixels(g, weight, ours, x, target, kicks, numbers, step_index, project=project)
+        ends.move_pixels(g, weight, ours, x, target, kicks, numbers, step_index, project=project)
         kernels.move(theirs, x, kicks, gradient, target, numbers, step_index, project=project)
         assert torch.equal(ours, theirs)
         assert not torch.equal(ours[4], walk[4]) and torch.equal(ours[5], walk[5]) and torch.equal(ours[0], walk[0])
@@ -137,7 +138,7 @@ def folded(monkeypatch):
         module = importlib.import_module("sparring.engine.passes")
         plain = fold(model, dtype=torch.float32, fused=True)
         assert plain.passes is None  # a CPU
-        monkeypatch.setattr(module, "convolutions_for", lambda device: conv)
+        monkeypatch.setattr(module, "convolutions_for", lambda device: LAYERS)
         ours = fold(model, dtype=torch.float32, fused=True)
         return (network.to(memory_format=torch.channels_last) for network in (ours, plain))
 
@@ -213,10 +214,10 @@ def test_max_pooling(channels):
     y = y.contiguous(memory_format=torch.channels_last)
     point = y.clone().requires_grad_()
     expected = F.max_pool2d(point, 2)
-    assert torch.equal(conv.max_pool(y), expected)
+    assert torch.equal(pooling.max_pool(y), expected)
     g = torch.randn(expected.shape, generator=draw).contiguous(memory_format=torch.channels_last)
     (back,) = torch.autograd.grad(expected, point, g)
-    assert torch.equal(conv.max_pool_back(g, y), torch.where(y > 0, back, 0))
+    assert torch.equal(pooling.max_pool_back(g, y), torch.where(y > 0, back, 0))
 
 
 class Odd(nn.Module):
@@ -250,7 +251,9 @@ class Odd(nn.Module):
 
 @pytest.mark.parametrize("kind", ["flat stem", "dead end", "1x1", "late stride", "broadcast", "late broadcast"])
 def test_what_only_looks_known_is_left_to_autograd(monkeypatch, kind):
-    monkeypatch.setattr(importlib.import_module("sparring.engine.passes"), "convolutions_for", lambda device: conv)
+    monkeypatch.setattr(
+        importlib.import_module("sparring.engine.passes"), "convolutions_for", lambda device: (conv, ends, pooling)
+    )
     torch.manual_seed(0)
     model = Odd(kind).eval()
     network = fold(model, dtype=torch.float32, fused=True)
@@ -341,5 +344,5 @@ def test_the_gradient_of_the_pooling_before_a_relu():
     weight, slope = torch.randn(10, 24, generator=draw).to(torch.bfloat16), torch.randn(3, 10, generator=draw)
     expected = torch.where(h > 0, fused.pool_back(slope, weight, h), 0)
     assert torch.equal(fused.pool_back(slope, weight, h, masked=True), expected)
-    ours = kernels.pool_dense_back(slope, weight, h, masked=True)
+    ours = pooling.pool_dense_back(slope, weight, h, masked=True)
     assert torch.allclose(ours.float(), expected.float(), rtol=2**-6, atol=1e-3)

@@ -16,7 +16,7 @@ if torch.cuda.is_available():
     pytest.skip("for the interpreter; on CUDA run benchmarks/gpu_engine_check.py", allow_module_level=True)
 
 from sparring.attacks import friendly_pgd
-from sparring.engine import fused, kernels
+from sparring.engine import fused, kernels, pooling
 from sparring.engine.active import ActiveSet
 from sparring.engine.fold import ConvUnit, fold
 from sparring.engine.walk import FastWalk
@@ -178,9 +178,9 @@ def test_pooling_and_the_last_layer(channels, size, classes):
     bias = torch.randn(classes, generator=draw).to(torch.bfloat16)
     point = h.clone().requires_grad_()
     plain = fused.pool_dense(point, weight, bias)
-    assert torch.allclose(kernels.pool_dense(h, weight, bias), plain, rtol=1e-4, atol=1e-4)
+    assert torch.allclose(pooling.pool_dense(h, weight, bias), plain, rtol=1e-4, atol=1e-4)
     gradient = torch.randn(plain.shape, generator=draw)
     (expected,) = torch.autograd.grad(plain, point, gradient)
-    ours = kernels.pool_dense_back(gradient, weight, h)
+    ours = pooling.pool_dense_back(gradient, weight, h)
     assert ours.stride() == h.stride()
     assert torch.allclose(ours.float(), expected.float(), rtol=2**-6, atol=1e-3)

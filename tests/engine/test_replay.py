@@ -20,7 +20,7 @@ class Double:
     def __init__(self, weight):
         self.weight, self.sizes, self.fixed = weight, [], {}
         self.stem = SimpleNamespace(weight=weight)
-        self.tools = SimpleNamespace(kernels=SimpleNamespace(to_pixels=self.to_pixels))
+        self.tools = SimpleNamespace(ends=SimpleNamespace(to_pixels=self.to_pixels))
 
     def takes(self, x):
         return x.dtype == torch.float32

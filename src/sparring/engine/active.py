@@ -136,7 +136,7 @@ class ActiveSet:
         logits, values = passes.forward(self.x_adv, rows)
         gradient = passes.back(self._judge_and_compact(logits, rows), values)
         walk = (self.x_adv, self.x, self.target, self.kicks, self.numbers, self.step_index)
-        passes.tools.kernels.move_pixels(gradient, passes.stem.weight, *walk, project=self.project)
+        passes.tools.ends.move_pixels(gradient, passes.stem.weight, *walk, project=self.project)
 
     def _judge_and_compact(self, logits: Tensor, rows: Tensor) -> Tensor:
         """`_judge` and `_compact` in two launches."""

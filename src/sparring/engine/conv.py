@@ -19,8 +19,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_STEM = 128  # places of a program in the first layer, forward
-
 
 # A kernel takes a second to compile: whatever can be a number is one.
 @triton.jit(do_not_specialize=["images", "height", "width", "out_height", "out_width", "adds", "split"])
@@ -64,7 +62,7 @@ def _conv(
     takes places of one of these four kinds, and the kinds with most taps come first.
     """
     tile, part = tl.program_id(0), tl.program_id(1)
-    tiles_n = tl.cdiv(outer, BN)
+    tiles_n = outer // BN
     block_n = tile % tiles_n
     block_m = tile // tiles_n
     STEP: tl.constexpr = STRIDE if BACK else 1  # between the places of a program
@@ -153,7 +151,7 @@ def _conv(
     if last:
         place = (image * out_height + line * STEP + odd_line) * out_width + column * STEP + odd_column
         at = place[:, None] * outer + n[None, :]
-        here = known[:, None] & (n < outer)[None, :]
+        here = known[:, None]
         if BIAS:
             total += tl.load(bias + n).to(tl.float32)[None, :]
         if adds:
@@ -163,110 +161,6 @@ def _conv(
         if MASK:
             total = tl.where(tl.load(y + at, mask=here, other=0.0).to(tl.float32) > 0, total, 0.0)
         tl.store(out + at, total.to(out.dtype.element_ty), mask=here)
-
-
-@triton.jit(do_not_specialize=["images", "height", "width"])
-def _stem(
-    x,  # (any, CHANNELS, height, width), fp32
-    rows,  # (images,): which of x to read
-    weight,  # (outer, 9, filled)
-    bias,
-    out,  # (images, height, width, outer)
-    images,
-    height,
-    width,
-    outer,
-    filled,
-    CHANNELS: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-    BK: tl.constexpr,
-):
-    """relu(3x3 convolution + bias) of pixels, each taken as a sum of two 16-bit numbers."""
-    m = tl.program_id(0) * BM + tl.arange(0, BM)
-    n = tl.program_id(1) * BN + tl.arange(0, BN)
-    k = tl.arange(0, BK)
-    known = m < images * height * width
-    column, line = m % width, (m // width) % height
-    image = m // (width * height)
-    tap, channel = k // CHANNELS, k % CHANNELS
-    down, right = tap // 3 - 1, tap % 3 - 1
-    used = k < 9 * CHANNELS
-    w = tl.load(weight + (n * 9 * filled)[None, :] + (tap * filled + channel)[:, None], mask=used[:, None], other=0.0)
-    row = tl.load(rows + image, mask=known, other=0)
-    high, wide = line[:, None] + down[None, :], column[:, None] + right[None, :]
-    inside = known[:, None] & used[None, :] & (high >= 0) & (high < height) & (wide >= 0) & (wide < width)
-    at = ((row[:, None] * CHANNELS + channel[None, :]) * height + high) * width + wide
-    pixel = tl.load(x + at, mask=inside, other=0.0)
-    coarse = pixel.to(w.dtype)
-    fine = (pixel - coarse.to(tl.float32)).to(w.dtype)
-    total = tl.dot(coarse, w)
-    total = tl.dot(fine, w, total) + tl.load(bias + n).to(tl.float32)[None, :]
-    here = m[:, None] * outer + n[None, :]
-    tl.store(out + here, tl.maximum(total, 0.0).to(out.dtype.element_ty), mask=known[:, None])
-
-
-@triton.jit(do_not_specialize=["images", "height", "width", "batch"])
-def _to_pixels(
-    g,  # (images, height, width, inner): the gradient before the first layer's ReLU
-    weight,  # (inner, 9, filled)
-    out,  # (images, CHANNELS, height, width), fp32: the gradient; where MOVE (batch + 1, ...): the walk, moved on
-    natural,  # as out, where MOVE: around it the ball lies
-    target,  # (images,): an image's row of out; `batch` where it has stopped
-    kicks,  # (steps, batch + 1, ...), where NOISE
-    numbers,  # eps, step size, sigma of the noise
-    step_index,
-    images,
-    height,
-    width,
-    inner,
-    filled,
-    batch,
-    CHANNELS: tl.constexpr,
-    MOVE: tl.constexpr,
-    NOISE: tl.constexpr,
-    PROJECT: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-    BK: tl.constexpr,
-):
-    """Back through the first layer, and the step along the gradient's sign in the same launch."""
-    m = tl.program_id(0) * BM + tl.arange(0, BM)
-    n = tl.arange(0, BN)
-    k = tl.arange(0, BK)
-    known = m < images * height * width
-    column, line = m % width, (m // width) % height
-    image = m // (width * height)
-    corner = ((image * height + line - 1) * width + column - 1) * inner
-    pieces = inner // BK
-    total = tl.zeros((BM, BN), dtype=tl.float32)
-    for index in range(9 * pieces):
-        tap, piece = index // pieces, index % pieces
-        down, right = tap // 3, tap % 3
-        high, wide = line + down - 1, column + right - 1
-        inside = known & (high >= 0) & (high < height) & (wide >= 0) & (wide < width)
-        there = corner + (down * width + right) * inner + piece * BK
-        a = tl.load(g + there[:, None] + k[None, :], mask=inside[:, None], other=0.0)
-        rows = (piece * BK + k) * (9 * filled) + (8 - tap) * filled
-        b = tl.load(weight + rows[:, None] + n[None, :], mask=(n < CHANNELS)[None, :], other=0.0)
-        total = tl.dot(a, b, total)
-    row = tl.load(target + image, mask=known, other=0) if MOVE else image
-    at = ((row[:, None] * CHANNELS + n[None, :]) * height + line[:, None]) * width + column[:, None]
-    here = known[:, None] & (n < CHANNELS)[None, :]
-    if MOVE:
-        here = here & (row < batch)[:, None]
-        eps, step_size = tl.load(numbers), tl.load(numbers + 1)
-        sign = (total > 0).to(tl.float32) - (total < 0).to(tl.float32)
-        total = tl.load(out + at, mask=here, other=0.0) + step_size * sign
-        if NOISE:
-            image_size = CHANNELS * height * width
-            past = tl.load(step_index) * (batch + 1) * image_size
-            total += tl.load(numbers + 2) * tl.load(kicks + past + at, mask=here, other=0.0)
-        if PROJECT:
-            middle = tl.load(natural + at, mask=here, other=0.0)
-            total = tl.minimum(tl.maximum(total, middle - eps), middle + eps)
-        total = tl.minimum(tl.maximum(total, 0.0), 1.0)
-    tl.store(out + at, total, mask=here)
 
 
 @dataclass(frozen=True)
@@ -398,116 +292,21 @@ def _launch(
     x2, weight2, stride2 = (x, weight, 1) if shortcut is None else shortcut
     given = [x if tensor is None else tensor for tensor in (bias, z, y)]
     numbers = (images, height, width, inner, x2.shape[1], out_height, out_width, outer, int(z is not None), cut.split)
-    ways = (back, shortcut is not None, bias is not None, relu, y is not None)
     _conv[(tiles, cut.split)](
         *(x, weight, x2, weight2, *given, out, parts, arrived),
         *numbers,
-        *(stride, stride2, weight.shape[2], *ways),
-        *(cut.places, cut.outer, cut.inner, cut.split > 1),
+        STRIDE=stride,
+        STRIDE2=stride2,
+        SIDE=weight.shape[2],
+        BACK=back,
+        SECOND=shortcut is not None,
+        BIAS=bias is not None,
+        RELU=relu,
+        MASK=y is not None,
+        BM=cut.places,
+        BN=cut.outer,
+        BK=cut.inner,
+        SHARED=cut.split > 1,
         num_warps=cut.warps,
         num_stages=cut.stages,
     )
-
-
-def stem(x: Tensor, rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """relu(conv(x[rows]) + bias) for pixels x in fp32: 3x3, stride 1, padded by 1. `weight` may have spare channels."""
-    _, channels, height, width = x.shape
-    out = torch.empty(
-        (len(rows), len(weight), height, width), dtype=weight.dtype, device=x.device, memory_format=torch.channels_last
-    )
-    places = len(rows) * height * width
-    _stem[(triton.cdiv(places, _STEM), len(weight) // 64)](
-        *(x, rows, weight, bias, out, len(rows), height, width, len(weight), weight.shape[1], channels),
-        *(_STEM, 64, triton.next_power_of_2(9 * channels)),
-    )
-    return out
-
-
-def to_pixels(g: Tensor, weight: Tensor, channels: int) -> Tensor:
-    """The gradient at the pixels, in fp32."""
-    images, _, height, width = g.shape
-    out = torch.empty((images, channels, height, width), dtype=torch.float32, device=g.device)
-    _launch_to_pixels(g, weight, out, (out, out, None, out, out), False, False)
-    return out
-
-
-def move_pixels(
-    g: Tensor,
-    weight: Tensor,
-    x_adv: Tensor,
-    x: Tensor,
-    target: Tensor,
-    kicks: Tensor | None,
-    numbers: Tensor,
-    step_index: Tensor,
-    *,
-    project: bool,
-) -> None:
-    """The step along the sign of that gradient, in place, for those that have not stopped: see kernels.move."""
-    _launch_to_pixels(g, weight, x_adv, (x, target, kicks, numbers, step_index), True, project)
-
-
-def _launch_to_pixels(
-    g: Tensor, weight: Tensor, out: Tensor, walk: tuple[Tensor | None, ...], move: bool, project: bool
-) -> None:
-    images, inner, height, width = g.shape
-    natural, target, kicks, numbers, step_index = walk
-    places = images * height * width
-    block = 64 if places < 45_000 else 128
-    _to_pixels[(triton.cdiv(places, block),)](
-        *(g, weight, out, natural, target, natural if kicks is None else kicks, numbers, step_index),
-        *(images, height, width, inner, weight.shape[1], len(out) - 1, out.shape[1]),
-        *(move, kicks is not None, project, block, 16, 64),
-    )
-
-
-@triton.jit
-def _max_pool(y, g, out, count, height, width, channels, BACK: tl.constexpr, BLOCK: tl.constexpr):
-    """One value for 2x2 pixels; BACK: their gradient g to the first of the largest, if it is positive, else 0."""
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < count
-    channel, pixel = at % channels, at // channels
-    column, line = pixel % width, pixel // width  # lines of all images in a row: none has an odd number
-    corner = ((2 * line * 2 * width) + 2 * column) * channels + channel
-    down = 2 * width * channels
-    a = tl.load(y + corner, mask=inside, other=0.0)
-    b = tl.load(y + corner + channels, mask=inside, other=0.0)
-    c = tl.load(y + corner + down, mask=inside, other=0.0)
-    d = tl.load(y + corner + down + channels, mask=inside, other=0.0)
-    a32, b32, c32, d32 = a.to(tl.float32), b.to(tl.float32), c.to(tl.float32), d.to(tl.float32)
-    most = tl.maximum(tl.maximum(a32, b32), tl.maximum(c32, d32))
-    if BACK:
-        slope = tl.load(g + at, mask=inside & (most > 0), other=0.0)
-        none = tl.zeros_like(slope)
-        is_a = a32 == most
-        is_b = (b32 == most) & (a32 < most)
-        is_c = (c32 == most) & (a32 < most) & (b32 < most)
-        is_d = (a32 < most) & (b32 < most) & (c32 < most)
-        tl.store(out + corner, tl.where(is_a, slope, none), mask=inside)
-        tl.store(out + corner + channels, tl.where(is_b, slope, none), mask=inside)
-        tl.store(out + corner + down, tl.where(is_c, slope, none), mask=inside)
-        tl.store(out + corner + down + channels, tl.where(is_d, slope, none), mask=inside)
-    else:
-        tl.store(out + at, most.to(out.dtype.element_ty), mask=inside)
-
-
-def max_pool(y: Tensor) -> Tensor:
-    """The largest of every 2x2 pixels; height and width are even."""
-    _, channels, height, width = y.shape
-    out = _image(y, channels, height // 2, width // 2)
-    _launch_max_pool(y, y, out, out, back=False)
-    return out
-
-
-def max_pool_back(g: Tensor, y: Tensor) -> Tensor:
-    """Its gradient at y, before the ReLU which made y."""
-    out = torch.empty_like(y)
-    _launch_max_pool(y, g, out, g, back=True)
-    return out
-
-
-def _launch_max_pool(y: Tensor, g: Tensor, out: Tensor, small: Tensor, *, back: bool) -> None:
-    _, channels, height, width = small.shape
-    block = 512
-    grid = (triton.cdiv(small.numel(), block),)
-    _max_pool[grid](y, g, out, small.numel(), height, width, channels, back, block)

@@ -24,13 +24,13 @@ def kernels_for(device: torch.device) -> ModuleType | None:
     return kernels
 
 
-def convolutions_for(device: torch.device) -> ModuleType | None:
-    """The Triton convolutions, where they can run."""
+def convolutions_for(device: torch.device) -> tuple[ModuleType, ModuleType, ModuleType] | None:
+    """The Triton layers (conv.py, ends.py, pooling.py), where they can run."""
     if kernels_for(device) is None:
         return None
-    from sparring.engine import conv
+    from sparring.engine import conv, ends, pooling
 
-    return conv
+    return conv, ends, pooling
 
 
 def descent_for(device: torch.device) -> ModuleType | None:
@@ -99,7 +99,8 @@ def pool_back(gradient: Tensor, weight: Tensor, h: Tensor, *, masked: bool = Fal
 def _pooling(h: Tensor) -> ModuleType | None:
     """The kernels, for what they can read."""
     fits = h.dtype == torch.bfloat16 and h.is_contiguous(memory_format=torch.channels_last)
-    return kernels_for(h.device) if fits else None
+    found = convolutions_for(h.device) if fits else None
+    return None if found is None else found[2]
 
 
 class _ConvReLU(torch.autograd.Function):

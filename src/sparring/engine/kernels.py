@@ -217,65 +217,6 @@ def _relu_back(first, second, y, out, count, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _pool_dense(
-    h,  # (images, area, channels): channels last
-    weight,  # (classes, channels)
-    bias,
-    out,  # (images, classes), fp32
-    area,
-    channels,
-    classes,
-    AREA: tl.constexpr,
-    BLOCK: tl.constexpr,
-    CLASSES: tl.constexpr,
-):
-    """One image: the mean over its area, and the last layer."""
-    image = tl.program_id(0).to(tl.int64)
-    place, k = tl.arange(0, AREA), tl.arange(0, CLASSES)
-    logits = tl.load(bias + k, mask=k < classes, other=0.0).to(tl.float32)
-    for start in range(0, channels, BLOCK):
-        c = start + tl.arange(0, BLOCK)
-        here = (place < area)[:, None] & (c < channels)[None, :]
-        values = tl.load(h + (image * area + place[:, None]) * channels + c[None, :], mask=here, other=0.0)
-        pooled = tl.sum(values.to(tl.float32), 0) / area
-        known = (k < classes)[:, None] & (c < channels)[None, :]
-        w = tl.load(weight + k[:, None] * channels + c[None, :], mask=known, other=0.0).to(tl.float32)
-        logits += tl.sum(w * pooled[None, :], 1)
-    tl.store(out + image * classes + k, logits, mask=k < classes)
-
-
-@triton.jit
-def _pool_dense_back(
-    gradient,  # (images, classes), fp32
-    weight,
-    h,  # (images, area, channels)
-    out,  # as h
-    area,
-    channels,
-    classes,
-    MASKED: tl.constexpr,
-    AREA: tl.constexpr,
-    BLOCK: tl.constexpr,
-    CLASSES: tl.constexpr,
-):
-    """One image: the gradient of the logits back to every place of its area; where MASKED, 0 where h is."""
-    image = tl.program_id(0).to(tl.int64)
-    place, k = tl.arange(0, AREA), tl.arange(0, CLASSES)
-    g = tl.load(gradient + image * classes + k, mask=k < classes, other=0.0)
-    for start in range(0, channels, BLOCK):
-        c = start + tl.arange(0, BLOCK)
-        known = (k < classes)[:, None] & (c < channels)[None, :]
-        w = tl.load(weight + k[:, None] * channels + c[None, :], mask=known, other=0.0).to(tl.float32)
-        back = tl.sum(w * g[:, None], 0) / area
-        here = (place < area)[:, None] & (c < channels)[None, :]
-        at = (image * area + place[:, None]) * channels + c[None, :]
-        value = tl.broadcast_to(back[None, :], (AREA, BLOCK))
-        if MASKED:
-            value = tl.where(tl.load(h + at, mask=here, other=0.0).to(tl.float32) > 0, value, 0.0)
-        tl.store(out + at, value.to(tl.bfloat16), mask=here)
-
-
-@triton.jit
 def _fold(
     table,  # (units, 12): eight addresses (see FoldAll), a channel's length, inputs, inputs with spare ones, copies
     units,  # (programs,): which unit a program works for
@@ -419,36 +360,6 @@ def relu_back(first: Tensor, second: Tensor, y: Tensor) -> Tensor:
     out = torch.empty_like(y)
     _relu_back[(triton.cdiv(y.numel(), _BLOCK),)](first, second, y, out, y.numel(), _BLOCK)
     return out
-
-
-def pool_dense(h: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Logits in fp32 of a feature map in bf16, channels last: mean over its area, then the linear layer."""
-    images, channels, height, width = h.shape
-    out = torch.empty((images, len(weight)), dtype=torch.float32, device=h.device)
-    area = height * width
-    blocks = _blocks(area, channels, len(weight))
-    _pool_dense[(images,)](h, weight, bias, out, area, channels, len(weight), *blocks, num_warps=8)
-    return out
-
-
-def pool_dense_back(gradient: Tensor, weight: Tensor, h: Tensor, *, masked: bool = False) -> Tensor:
-    """The gradient of `pool_dense` at h; where `masked` that before the ReLU which made h."""
-    images, channels, height, width = h.shape
-    out = torch.empty_like(h)
-    area = height * width
-    _pool_dense_back[(images,)](
-        *(gradient.contiguous(), weight, h, out, area, channels, len(weight), masked),
-        *_blocks(area, channels, len(weight)),
-        num_warps=8,
-    )
-    return out
-
-
-def _blocks(area: int, channels: int, classes: int) -> tuple[int, int, int]:
-    """Area and classes whole, channels in pieces: about 8,192 values at a time."""
-    wide, most = triton.next_power_of_2(area), triton.next_power_of_2(classes)
-    piece = max(16, min(triton.next_power_of_2(channels), 8192 // max(wide, most)))
-    return wide, piece, most
 
 
 class FoldAll:

@@ -2,9 +2,10 @@
 
 Autograd would hand a gradient from layer to layer and launch the sums and masks between them on their own. Here the
 kernel that computes a gradient also adds what the shortcut brings and applies the mask of the ReLU below it, a 1x1
-shortcut is part of the convolution it is added to, and the last kernel back takes the attack's step (conv.py). Knows
-chains of convolutions with ReLU, shortcuts around them, 2x2 max-pooling, a dense layer with ReLU, and a linear layer at
-the end, over the mean of a feature map or not; to anything else `plan` says None, and fused.py does it.
+shortcut is part of the convolution it is added to (conv.py), and the last kernel back takes the attack's step
+(ends.py). Knows chains of convolutions with ReLU, shortcuts around them, 2x2 max-pooling, a dense layer with ReLU, and
+a linear layer at the end, over the mean of a feature map or not; to anything else `plan` says None, and fused.py does
+it.
 
 Every gradient that is handed on is that before the ReLU which made its value, so a mask is applied once, by whoever
 computes it.
@@ -27,9 +28,11 @@ Brought = dict[int, tuple[Tensor, "Filter | None"]]  # gradients that shortcuts 
 
 
 class Tools(NamedTuple):
-    """The kernels, and what they need: see conv.conv."""
+    """The modules with the kernels, and what they need: see conv.conv."""
 
-    kernels: ModuleType
+    conv: ModuleType
+    ends: ModuleType
+    pooling: ModuleType
     arrived: Tensor
 
 
@@ -76,10 +79,10 @@ class Conv:
         """The next value."""
         x, of = values[-1], self.filter
         added = None if self.added is None else values[self.added]
-        if self.shortcut is None and tools.kernels.cudnn_is_faster(x, of.weight, of.stride[0], back=False):
+        if self.shortcut is None and tools.conv.cudnn_is_faster(x, of.weight, of.stride[0], back=False):
             return conv_forward(x, added, of.weight, of.bias, of.stride, of.padding)
         how = {"stride": of.stride[0], "arrived": tools.arrived} | _more(added, self.shortcut)
-        out: Tensor = tools.kernels.conv(x, of.weight, bias=of.bias, relu=True, **how)
+        out: Tensor = tools.conv.conv(x, of.weight, bias=of.bias, relu=True, **how)
         return out
 
     def back(self, gradient: Tensor, values: list[Tensor], place: int, brought: Brought, tools: Tools) -> Tensor:
@@ -88,10 +91,10 @@ class Conv:
         if self.added is not None:
             brought[self.added] = (gradient, self.shortcut)
         other, shortcut = brought.pop(place, (None, None))
-        if shortcut is None and tools.kernels.cudnn_is_faster(gradient, of.weight, of.stride[0], back=True):
+        if shortcut is None and tools.conv.cudnn_is_faster(gradient, of.weight, of.stride[0], back=True):
             return back_to(y, gradient, of.weight, of.stride, of.padding, other)
         how = {"stride": of.stride[0], "arrived": tools.arrived} | _more(other, shortcut)
-        out: Tensor = tools.kernels.conv_back(gradient, of.weight, y=y, **how)
+        out: Tensor = tools.conv.conv_back(gradient, of.weight, y=y, **how)
         return out
 
 
@@ -101,12 +104,12 @@ class MaxPool:
 
     def forward(self, values: list[Tensor], tools: Tools) -> Tensor:
         """The next value."""
-        out: Tensor = tools.kernels.max_pool(values[-1])
+        out: Tensor = tools.pooling.max_pool(values[-1])
         return out
 
     def back(self, gradient: Tensor, values: list[Tensor], place: int, brought: Brought, tools: Tools) -> Tensor:
         """The gradient at the value before."""
-        out: Tensor = tools.kernels.max_pool_back(gradient, values[place])
+        out: Tensor = tools.pooling.max_pool_back(gradient, values[place])
         return out
 
 
@@ -146,7 +149,14 @@ class Passes:
     """Pixels to logits, and a gradient of the logits back to the pixels. For one stream at a time."""
 
     def __init__(
-        self, stem: ConvUnit, steps: list[Step], head: Dense, kernels: ModuleType, *, times: int, most: float
+        self,
+        stem: ConvUnit,
+        steps: list[Step],
+        head: Dense,
+        kernels: tuple[ModuleType, ModuleType, ModuleType],
+        *,
+        times: int,
+        most: float,
     ) -> None:
         """`steps` come behind the stem, whose output is value 0: each reads the value before and makes the next.
 
@@ -155,7 +165,7 @@ class Passes:
             most: numbers that the largest value has for a pixel.
         """
         self.stem, self.steps, self.head = stem, steps, head
-        self.tools = Tools(kernels, torch.zeros(256, dtype=torch.int32, device=head.weight.device))
+        self.tools = Tools(*kernels, torch.zeros(256, dtype=torch.int32, device=head.weight.device))
         self.channels = stem.inputs if stem.split else stem.weight.shape[1]
         self.times, self.most = times, most
 
@@ -182,7 +192,7 @@ class Passes:
 
     def forward(self, x: Tensor, rows: Tensor) -> tuple[Tensor, list[Tensor]]:
         """The logits of x[rows], and all values."""
-        values = [self.tools.kernels.stem(x, rows, self.stem.weight, self.stem.bias)]
+        values = [self.tools.ends.stem(x, rows, self.stem.weight, self.stem.bias)]
         for step in self.steps:
             values.append(step.forward(values, self.tools))
         return pool_forward(values[-1], self.head.weight, self.head.bias), values
@@ -215,7 +225,7 @@ class _Both(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         passes = ctx.passes
         gradient = passes.back(gradients[0].contiguous(), ctx.values)
-        return passes.tools.kernels.to_pixels(gradient, passes.stem.weight, ctx.channels), None
+        return passes.tools.ends.to_pixels(gradient, passes.stem.weight, ctx.channels), None
 
 
 def plan(graph: fx.GraphModule, device: torch.device) -> Passes | None:

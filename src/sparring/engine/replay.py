@@ -80,7 +80,7 @@ class _Pair:
 
         def back() -> None:
             gradient = passes.back(self.slope, self.values)
-            self.gradient = passes.tools.kernels.to_pixels(gradient, passes.stem.weight, self.x.shape[1])
+            self.gradient = passes.tools.ends.to_pixels(gradient, passes.stem.weight, self.x.shape[1])
 
         self.there = Captured(there, pool)
         self.there()
