@@ -3,6 +3,8 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: workers and the commands they start share the cores
+
 import pytest
 import torch
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -129,3 +130,13 @@ def test_published_figures_are_read_as_printed():
 def test_unknown():
     with pytest.raises(UserError, match=r"unknown item 'table5'. Did you mean 'table"):
         paper.find("table5")
+
+
+def test_the_short_scale_keeps_everything_but_length_and_batch():
+    row = next(row for row in paper.find("table1").rows if row.name == "fat-16")
+    full, lite = row.configs["full"], row.configs["lite"]
+    assert (lite.epochs, lite.batch_size, lite.model) == (30, 256, "resnet18")
+    assert lite.lr.values() == tuple(2 * value for value in full.lr.values())
+    assert [start for start, _ in lite.lr.pieces] == [start for start, _ in full.lr.pieces]
+    same = replace(lite, epochs=full.epochs, batch_size=full.batch_size, lr=full.lr, model=full.model)
+    assert same == full

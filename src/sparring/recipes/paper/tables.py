@@ -1,8 +1,9 @@
 """Tables 1 to 4: the paper's rows, its figures beside them, and what is trained at each scale.
 
-`full` is the paper's own: wide ResNets, its epochs, its trials. `lite` is the same schedule, in shares of the run, over
-30 epochs, with ResNet-18 in place of WRN-32/34-10 and WRN-34-10 in place of WRN-58-10: every comparison within a table
-is kept, its level is not. Both hold out 1,000 training images (the paper none), and report the last epoch, as it does.
+`full` is the paper's own: wide ResNets, its epochs, its trials. `lite` (lite.py) is the same schedule over 30 epochs in
+batches of 256, with ResNet-18 in place of WRN-32/34-10 and WRN-34-10 in place of WRN-58-10: every comparison within a
+table is kept, its level is not. Both hold out 1,000 training images (the paper none), and report the last epoch, as it
+does.
 """
 
 from __future__ import annotations
@@ -12,12 +13,15 @@ from dataclasses import replace
 from sparring.config import Config
 from sparring.recipes import cifar10
 from sparring.recipes.paper.item import Item, Measure, Robustness, Row, Scale, published
+from sparring.recipes.paper.lite import BATCH, TABLE_EPOCHS, shorter
 from sparring.schedules import constant
 
-EPOCHS = 30  # of the lite scale
 AUTOATTACK = 1000  # images
 WIDE = constant(16 / 255)  # authors' code: 0.062
-LITE = f"ResNet-18 for WRN-32/34-10, WRN-34-10 for WRN-58-10; {EPOCHS} epochs with the paper's schedule in shares"
+LITE = (
+    f"ResNet-18 for WRN-32/34-10, WRN-34-10 for WRN-58-10; {TABLE_EPOCHS} epochs with the paper's schedule in shares, "
+    f"batch {BATCH} at twice its learning rate"
+)
 
 FIVE = {"Natural": "natural", "FGSM": "fgsm", "PGD-20": "pgd20", "C&W": "cw30", "PGD-100": "pgd100"}
 FOUR = {name: FIVE[name] for name in ("Natural", "FGSM", "PGD-20", "C&W")}
@@ -39,7 +43,7 @@ def scales(config: Config, model: str, short: Config | None = None) -> dict[Scal
     smaller = "wrn-34-10" if model == "wrn-58-10" else "resnet18"
     return {
         "full": replace(config, model=model),
-        "lite": replace(short or config, model=smaller, epochs=EPOCHS),
+        "lite": shorter(replace(short or config, model=smaller), TABLE_EPOCHS),
     }
 
 
