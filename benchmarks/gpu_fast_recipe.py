@@ -3,7 +3,7 @@
     PYTHONPATH=src:site SPARRING_DATA=DATA python3 benchmarks/gpu_fast_recipe.py trials OUT.json
     PYTHONPATH=src:site SPARRING_DATA=DATA python3 benchmarks/gpu_fast_recipe.py final OUT.json [--epochs N ...]
 
-`trials` trains the candidates side by side and looks at held-out training images only (n = 4,000), for the last
+`trials` trains the candidates one after the other and looks at held-out training images only (n = 4,000), for the last
 weights and for their average. `final` trains the chosen one, seed after seed, alone on the GPU, and measures each on
 the test set once, by the protocol dat. Chosen so far: k5.
 """
@@ -27,7 +27,6 @@ from sparring.models import build
 from sparring.recipes import cifar10
 from sparring.schedules import parse
 from sparring.seeds import derive_seed
-from sparring.together import train_together
 from sparring.train import _HOLD_OUT, train, validate
 
 DEVICE = torch.device("cuda")
@@ -109,17 +108,12 @@ def judge(folder: Path, data, config) -> dict:
 def trials(out: Path, names: list[str]) -> None:
     data = load("cifar10")
     configs = {name: replace(CANDIDATES[name], validation=HELD) for name in names or CANDIDATES}
-    folders = {name: RUNS / "trials" / name for name in configs}
-    watches = [Clock(name) for name in configs]
-    began = time.perf_counter()
-    pairs = [(configs[name], folders[name]) for name in configs]
-    given = {"device": DEVICE, "data": data, "tensorboard": False, "overwrite": True}
-    train_together(pairs, at_once=len(pairs), watches=watches, **given)
-    print(f"all in {time.perf_counter() - began:.0f} s", flush=True)
     found = {"n": HELD, **runs.environment(DEVICE)}
-    for name, watch in zip(configs, watches, strict=True):
-        row = {"config": to_json(configs[name]), "seconds_in_company": watch.seconds}
-        found[name] = row | judge(folders[name], data, configs[name])
+    for name, config in configs.items():
+        watch, folder = Clock(name), RUNS / "trials" / name
+        train(config, folder, device=DEVICE, data=data, tensorboard=False, overwrite=True, watch=watch)
+        row = {"config": to_json(config), "seconds": watch.seconds}
+        found[name] = row | judge(folder, data, config)
         print(name, {key: found[name][key] for key in ("average", "last")}, flush=True)
         out.write_text(json.dumps(found, indent=1))
 

@@ -1,41 +1,143 @@
+"""Processes side by side: all end, or all are stopped, and nobody is left behind."""
+
 from __future__ import annotations
 
-from dataclasses import replace
+import os
+import stat
+import sys
+import time
 
 import pytest
 import torch
 
-from sparring import runs, train
-from sparring.errors import RunFailed, UserError
-from sparring.schedules import parse
-from sparring.together import train_together
+from sparring.errors import RunFailed
+from sparring.together import one_gpu, run_together
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+# Says that it is there, and obeys a SIGTERM as sparring does: it "saves", says so and exits with 1.
+PATIENT = """
+import signal, sys, time
+def stop(*_):
+    open(sys.argv[1], "w").write("saved")
+    sys.exit("sparring: stopped; saved.")
+signal.signal(signal.SIGTERM, stop)
+print("here", flush=True)
+time.sleep(60)
+"""
 
 
-def test_company_changes_nothing(tmp_path, small):
-    configs = [replace(small, seed=seed, epochs=2) for seed in range(3)]
-    together = train_together(
-        [(config, tmp_path / f"run-{config.seed}") for config in configs], at_once=2, tensorboard=False
-    )
-    for config, model in zip(configs, together, strict=True):
-        alone = train.train(config, tmp_path / f"alone-{config.seed}", tensorboard=False)
-        assert all(torch.equal(a, b) for a, b in zip(alone.parameters(), model.parameters(), strict=True))
-        metrics = [runs.read_metrics(tmp_path / f"{kind}-{config.seed}") for kind in ("alone", "run")]
-        for one, other in zip(*metrics, strict=True):
-            assert (one["loss"], one["natural"], one["backprops"]) == (
-                other["loss"],
-                other["natural"],
-                other["backprops"],
-            )
+def python(code, *words):
+    return [sys.executable, "-c", code, *map(str, words)]
 
 
-def test_a_run_that_fails_stops_the_others_which_keep_their_place(tmp_path, small):
-    bad = replace(small, lr=parse("1e30"), epochs=1)
-    long = replace(small, epochs=500)
-    with pytest.raises(RunFailed, match="not finite"):
-        train_together([(long, tmp_path / "long"), (bad, tmp_path / "bad")], at_once=2, tensorboard=False)
-    assert runs.open_run(tmp_path / "long").last() is not None
+def test_all_run_at_the_same_time_and_are_heard(tmp_path):
+    """Each waits for the other: one after the other they would never end."""
+    meet = """
+import sys, time, pathlib
+folder, me, other = pathlib.Path(sys.argv[1]), *sys.argv[2:]
+(folder / me).touch()
+while not (folder / other).exists(): time.sleep(0.01)
+print(me, "met", other)
+"""
+    heard = []
+    commands = [python(meet, tmp_path, "a", "b"), python(meet, tmp_path, "b", "a")]
+    assert run_together(commands, device=CPU, tell=heard.append)
+    assert sorted(heard) == ["a met b", "b met a"]
 
 
-def test_nobody_at_once_is_refused(tmp_path, small):
-    with pytest.raises(UserError, match="at_once"):
-        train_together([(small, tmp_path / "run")], at_once=0)
+def test_cores_are_shared(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.setattr(os, "cpu_count", lambda: 9)
+    heard = []
+    run_together([python("import os; print(os.environ['OMP_NUM_THREADS'])")] * 2, device=CPU, tell=heard.append)
+    assert heard == ["4", "4"]
+
+
+def test_one_that_fails_stops_the_others_which_save(tmp_path):
+    saved = tmp_path / "saved"
+    heard = []
+    fails = """
+import sys, time, pathlib
+while not pathlib.Path(sys.argv[1]).exists(): time.sleep(0.01)
+print("a note", file=sys.stderr)
+sys.exit("sparring: the disk is full.")
+"""
+    ready = tmp_path / "ready"
+
+    def tell(line):
+        heard.append(line)
+        ready.touch()
+
+    with pytest.raises(RunFailed, match=r"^the disk is full\.$"):
+        run_together([python(PATIENT, saved), python(fails, ready)], device=CPU, tell=tell)
+    assert heard == ["here"] and saved.read_text() == "saved"
+
+
+def test_one_that_fails_without_a_word():
+    with pytest.raises(RunFailed, match="exit status 7"):
+        run_together([python("raise SystemExit(7)")], device=CPU)
+
+
+def test_a_stop_is_passed_on_and_is_no_failure(tmp_path):
+    heard = []
+    commands = [python(PATIENT, tmp_path / str(number)) for number in range(2)]
+    assert not run_together(commands, device=CPU, stop=lambda: len(heard) == 2, tell=heard.append)
+    assert all((tmp_path / str(number)).read_text() == "saved" for number in range(2))
+
+
+def test_a_listener_who_goes_away_stops_them():
+    def gone(line):
+        raise BrokenPipeError
+
+    talks = "import time\nwhile True: print('still here', flush=True); time.sleep(0.01)"
+    with pytest.raises(BrokenPipeError):
+        run_together([python(talks)], device=CPU, tell=gone)
+
+
+def test_an_interrupt_leaves_nobody_behind(tmp_path):
+    def impatient():
+        if (tmp_path / "pid").exists():
+            raise KeyboardInterrupt
+        return False
+
+    code = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(60)"
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        run_together([python(code, tmp_path / "pid")], device=CPU, stop=impatient)
+    assert time.monotonic() - began < 50
+
+
+@pytest.fixture
+def mps(tmp_path, monkeypatch):
+    """A stand-in for NVIDIA's control program: it writes down how it was called."""
+
+    def make(code):
+        program = tmp_path / "nvidia-cuda-mps-control"
+        program.write_text(f'#!/bin/sh\necho "$1 $CUDA_MPS_PIPE_DIRECTORY" >> {tmp_path}/calls\nexit {code}\n')
+        program.chmod(program.stat().st_mode | stat.S_IXUSR)
+        monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+        monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
+        return tmp_path / "calls"
+
+    return make
+
+
+def test_mps_runs_for_the_time_of_the_block(mps):
+    calls = mps(0)
+    with one_gpu(CUDA) as shared:
+        folder = shared["CUDA_MPS_PIPE_DIRECTORY"]
+        assert calls.read_text() == f"-d {folder}\n"
+    assert calls.read_text() == f"-d {folder}\n {folder}\n"
+
+
+def test_without_mps_or_where_it_runs_already_nothing_is_set(mps, monkeypatch):
+    calls = mps(1)
+    with one_gpu(CUDA) as shared:
+        assert shared == {}
+    assert len(calls.read_text().splitlines()) == 1  # asked, refused, and not told to quit
+    with one_gpu(CPU) as shared:
+        assert shared == {}
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/somebody/elses")
+    with one_gpu(CUDA) as shared:
+        assert shared == {}
+    assert len(calls.read_text().splitlines()) == 1

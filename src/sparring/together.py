@@ -1,87 +1,135 @@
-"""Several runs side by side on one device: the paper reports medians over trials, and one run leaves a GPU half empty.
+"""Several processes side by side on one GPU: one run leaves it partly idle, and the paper reports medians over trials.
 
-Each run is a thread with a stream of its own; graphs of different runs fill one another's gaps. A run does not know
-that it has company: its draws are named by its own seed, so what it computes is what it would compute alone.
+Under NVIDIA's MPS, where it is installed, their kernels run at the same time; without it they take turns. Threads of
+one process gained less (docs/performance.md). A run does not know that it has company: what it computes is what it
+would compute alone.
 """
 
 from __future__ import annotations
 
-import sys
+import os
+import shutil
+import subprocess
+import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import nn
 
-from sparring.config import Config
-from sparring.errors import UserError
-from sparring.train import Watch, train
+from sparring.errors import RunFailed
+
+_PIPES, _LOGS = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
+_LOOK = 0.1  # seconds between two looks at the processes
 
 
-def train_together(
-    runs: Sequence[tuple[Config, Path]],
+def _silent(line: str) -> None:
+    """Nobody is told."""
+
+
+def run_together(
+    commands: Sequence[Sequence[str]],
     *,
-    at_once: int = 2,
-    device: torch.device | str = "cpu",
+    device: torch.device,
     stop: Callable[[], bool] = lambda: False,
-    watches: Sequence[Watch] | None = None,
-    **given: Any,
-) -> list[nn.Module]:
-    """Train every (configuration, folder), `at_once` at a time, and return the models in order.
+    tell: Callable[[str], None] = _silent,
+) -> bool:
+    """Run the commands at the same time until all have ended; whether they were left to.
 
-    The first run that fails stops the others, which save their place; its error is raised.
+    Once `stop` says so they are asked to stop (SIGTERM, on which `sparring` saves its place), and awaited.
 
     Args:
-        watches: one for each run.
-        given: what else `train` takes: data, resume, overwrite, engine, tensorboard.
+        tell: is given every line they print, from threads.
+
+    Raises:
+        RunFailed: one of them failed; the others were asked to stop. The message is the last line it complained with.
+        BrokenPipeError: `tell` raised it; all have stopped, because nobody read on.
     """
-    if at_once < 1:
-        raise UserError(f"at_once must be at least 1, got {at_once}.")
-    device = torch.device(device)
-    failed = threading.Event()
-
-    def one(config: Config, folder: Path, watch: Watch | None) -> nn.Module:
-        with _own_stream(device):
-            return train(config, folder, device=device, watch=watch, stop=lambda: failed.is_set() or stop(), **given)
-
-    with _quick_turns(), ThreadPoolExecutor(at_once, thread_name_prefix="run") as pool:
-        lookers: Sequence[Watch | None] = watches or [None] * len(runs)
-        tasks = [pool.submit(one, *run, watch) for run, watch in zip(runs, lookers, strict=True)]
+    with one_gpu(device) as shared, tempfile.TemporaryDirectory() as folder:
+        environment = {**os.environ, **shared, "PYTHONUNBUFFERED": "1"}
+        environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // len(commands))))
+        complaints = [Path(folder) / f"{number}.txt" for number in range(len(commands))]
+        processes = [_start(*each, environment) for each in zip(commands, complaints, strict=True)]
+        broken: list[BrokenPipeError] = []
+        readers = [threading.Thread(target=_read, args=(process, tell, broken), daemon=True) for process in processes]
+        for reader in readers:
+            reader.start()
         try:
-            done, _ = wait(tasks, return_when=FIRST_EXCEPTION)
-            for task in done:
-                if task.exception() is not None:
-                    raise task.exception() or AssertionError
-        except BaseException:
-            failed.set()
-            for task in tasks:
-                task.cancel()
-            raise
-    return [task.result() for task in tasks]
+            stopped, failed = _await(processes, stop)
+        finally:
+            for process in processes:
+                process.kill()  # only what an exception has left running
+                process.wait()
+            for reader in readers:
+                reader.join()
+        if broken:
+            raise broken[0]
+        if failed is not None:
+            code = processes[failed].returncode
+            raise RunFailed(_last_line(complaints[failed]) or f"one of the processes ended with exit status {code}.")
+        return not stopped
+
+
+def _start(command: Sequence[str], complaints: Path, environment: dict[str, str]) -> subprocess.Popen[str]:
+    """In a session of its own: a Ctrl-C is the parent's to pass on."""
+    with complaints.open("w") as file:
+        return subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=file, text=True, start_new_session=True
+        )
+
+
+def _await(processes: Sequence[subprocess.Popen[str]], stop: Callable[[], bool]) -> tuple[bool, int | None]:
+    """Until all have ended: whether they were asked to because of `stop`, and which one failed of its own accord."""
+    stopped, failed = False, None
+    running = True
+    while running:
+        running = None in [process.poll() for process in processes]
+        if not stopped and failed is None:
+            failed = next((number for number, process in enumerate(processes) if process.returncode), None)
+            stopped = failed is None and running and stop()
+            if stopped or failed is not None:
+                for process in processes:
+                    process.terminate()
+        if running:
+            time.sleep(_LOOK)
+    return stopped, failed
+
+
+def _read(process: subprocess.Popen[str], tell: Callable[[str], None], broken: list[BrokenPipeError]) -> None:
+    """Pass on what is printed. Where nobody listens, close the pipe, so that the process notices."""
+    assert process.stdout is not None
+    with process.stdout:
+        try:
+            for line in process.stdout:
+                tell(line.rstrip("\n"))
+        except BrokenPipeError as error:
+            broken.append(error)
+
+
+def _last_line(complaints: Path) -> str:
+    lines = complaints.read_text(errors="replace").strip().splitlines()
+    return lines[-1].removeprefix("sparring: ") if lines else ""
 
 
 @contextmanager
-def _own_stream(device: torch.device) -> Iterator[None]:
-    if device.type != "cuda":
-        yield
+def one_gpu(device: torch.device) -> Iterator[dict[str, str]]:
+    """What to put into the environment of processes that share a GPU; MPS runs for the time of the block.
+
+    Nothing, where there is no MPS, where it cannot be started, or where it runs already.
+    """
+    control = shutil.which("nvidia-cuda-mps-control")
+    if device.type != "cuda" or control is None or _PIPES in os.environ:
+        yield {}
         return
-    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.device(device), torch.cuda.stream(stream):
-        yield
-        stream.synchronize()
-
-
-@contextmanager
-def _quick_turns() -> Iterator[None]:
-    """Python lets a thread run for 5 ms before another may ask; a step takes less than one."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-4)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(before)
+    with tempfile.TemporaryDirectory(prefix="mps-") as folder:
+        shared = {_PIPES: folder, _LOGS: folder}
+        environment = os.environ | shared
+        if subprocess.run([control, "-d"], env=environment, capture_output=True).returncode:
+            yield {}
+            return
+        try:
+            yield shared
+        finally:
+            subprocess.run([control], input="quit\n", env=environment, capture_output=True, text=True)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import signal
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -124,6 +126,61 @@ def test_ctrl_c_ends_in_the_command_that_continues(sparring, monkeypatch):
     said = sparring("reproduce", "table-tiny", "--seeds", 3)
     assert said.code == 1
     said.one_line("stopped in x", "Continue with: sparring reproduce table-tiny --seeds 3")
+
+
+WITH_TINY_ITEMS = """
+import sys
+from sparring.cli import main
+from sparring.recipes import paper
+from tests.reproduce.tiny import TABLE
+paper.ITEMS = {TABLE.name: TABLE}
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.fixture
+def company(monkeypatch):
+    """Its processes know the items of this file too. -> the commands that were run"""
+    really, ran = reproduce.run_together, []
+    program = [sys.executable, "-m", "sparring"]
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]), prepend=os.pathsep)
+
+    def run_together(commands, **given):
+        assert all(words[:3] == program for words in commands)
+        ran.extend(words[3:] for words in commands)
+        return really([[sys.executable, "-c", WITH_TINY_ITEMS, *words[3:]] for words in commands], **given)
+
+    monkeypatch.setattr(reproduce, "run_together", run_together)
+    return ran
+
+
+def test_processes_side_by_side_do_what_one_does(sparring, company, measured):
+    said = sparring("reproduce", "table-tiny", "--at-once", 3)
+    assert said.code == 0, said
+    assert len(company) == 2  # there are two rows to share
+    assert said.out.count("table.md") == 1 and "fat epoch   2" in said.out and "madry epoch   2" in said.out
+    for row in ("fat", "madry"):
+        name = f"table-tiny/{row}-lite-seed0.json"
+        ours, theirs = (json.loads((folder / name).read_text()) for folder in (Path("results"), measured / "results"))
+        for attack, record in theirs["found"]["attacks"].items():
+            assert ours["found"]["attacks"][attack]["accuracy"] == record["accuracy"]
+        assert ours["history"]["loss"] == theirs["history"]["loss"]
+    again = sparring("reproduce", "table-tiny", "--at-once", 3)
+    assert again.code == 0 and len(company) == 2 and "already measured: 2 of 2 jobs" in again.out
+
+
+def test_one_of_the_processes_fails(sparring, company):
+    Path("results").touch()  # a file where a folder is needed
+    said = sparring("reproduce", "table-tiny", "--rows", "fat", "--at-once", 2)
+    assert said.code == 1
+    said.one_line("results")
+
+
+def test_company_that_is_stopped_names_the_whole_command(sparring, monkeypatch):
+    monkeypatch.setattr(reproduce, "run_together", lambda *args, **given: False)
+    said = sparring("reproduce", "table-tiny", "--at-once", 2)
+    assert said.code == 1
+    said.one_line("stopped; saved. Continue with: sparring reproduce table-tiny --at-once 2")
 
 
 def test_without_a_table_there_is_no_headline(sparring, monkeypatch):

@@ -47,3 +47,22 @@ def test_what_is_left(measured, tmp_path):
     assert cost.left(trained) == pytest.approx(sum(map(cost.measuring, trained)))
     assert cost.left(fresh) == pytest.approx(cost.seconds(fresh))  # the list, the plan and the refusal say the same
     assert cost.left(fresh, start=0.0) == pytest.approx(cost.seconds(fresh) - 2 * cost._START)
+
+
+def test_work_is_shared_out_by_what_is_left():
+    jobs = plan(paper.find("table1"), scale="lite", runs_folder=Path(), results_folder=Path())
+    shares = cost.share_out(jobs, 2)
+    assert sorted(job.name for share in shares for job in share) == sorted(job.name for job in jobs)
+    loads = [cost.left(share) for share in shares]
+    assert max(loads) < 1.6 * min(loads)
+    assert len(cost.share_out(jobs, 9)) == len(jobs)
+    assert cost.share_out([], 2) == []
+
+
+@pytest.mark.parametrize(("seeds", "whole"), [((0,), "row"), ((0, 1, 2), "seed")])
+def test_a_share_can_be_named_by_its_rows_and_seeds(tmp_path, seeds, whole):
+    jobs = planned(TABLE, tmp_path, seeds=seeds)
+    for share in cost.share_out(jobs, 2):
+        rows, its = {job.row.name for job in share}, {job.seed for job in share}
+        assert len(share) == len(rows) * len(its)
+        assert rows == {"madry", "fat"} if whole == "seed" else its == set(seeds)

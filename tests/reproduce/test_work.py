@@ -48,17 +48,17 @@ def test_what_is_there_is_not_made_again(measured, monkeypatch):
     def refuse(*args, **kwargs):
         raise AssertionError("worked although everything was there")
 
-    monkeypatch.setattr(work, "train_together", refuse)
+    monkeypatch.setattr(work, "train", refuse)
     monkeypatch.setattr(work, "_measure", refuse)
     carry_out([*planned(TABLE, measured), *planned(COURSE, measured)], Bench(torch.device("cpu")))
 
 
 def test_two_items_share_a_run(tmp_path, monkeypatch):
     trained = []
-    really = work.train_together
-    monkeypatch.setattr(work, "train_together", lambda runs, **kw: trained.extend(runs) or really(runs, **kw))
+    really = work.train
+    monkeypatch.setattr(work, "train", lambda config, *a, **kw: trained.append(config) or really(config, *a, **kw))
     carry_out([*planned(COURSE, tmp_path), *planned(TABLE, tmp_path, rows=("fat",))], Bench(torch.device("cpu")))
-    assert [config for config, _ in trained] == [FAT]
+    assert trained == [FAT]
 
 
 def test_a_stop_in_training_and_one_in_measuring_change_nothing(tmp_path, measured, monkeypatch):
@@ -98,7 +98,7 @@ def test_a_course_is_lent_where_the_run_itself_is_gone(tmp_path, measured, monke
     theirs = planned(TABLE, measured)[1]
     (wanted,) = planned(TABLE, tmp_path, rows=("fat",))
     results.write(wanted.path, results.read(theirs.path))  # the file came home, the run folder did not
-    monkeypatch.delattr(work, "train_together")
+    monkeypatch.delattr(work, "train")
     (job,) = planned(COURSE, tmp_path)
     carry_out([job], Bench(torch.device("cpu")))
     lent, source = results.read(job.path), results.read(theirs.path)
@@ -122,17 +122,6 @@ def test_files_are_json_with_lists_on_one_line(measured):
     text = path.read_text()
     assert json.loads(text)["history"]["epoch"] == [1, 2]
     assert '"epoch": [1,2]' in text
-
-
-def test_runs_side_by_side_are_what_they_are_alone(tmp_path, measured, monkeypatch):
-    groups = []
-    really = work.train_together
-    monkeypatch.setattr(work, "train_together", lambda runs, **kw: groups.append(len(runs)) or really(runs, **kw))
-    jobs = [*planned(TABLE, tmp_path), *planned(COURSE, tmp_path)]
-    carry_out(jobs, Bench(torch.device("cpu"), at_once=3))
-    assert groups == [2]  # two of the three jobs share a run
-    for here, there in zip(planned(TABLE, tmp_path), planned(TABLE, measured), strict=True):
-        assert found_in(here) == found_in(there)
 
 
 def test_autoattack_has_its_own_images(tmp_path, measured, monkeypatch):

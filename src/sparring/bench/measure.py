@@ -9,12 +9,9 @@ with adversarial weight perturbation).
 from __future__ import annotations
 
 import dataclasses
-import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,6 +19,7 @@ from torch import Tensor
 
 from sparring import runs, train
 from sparring.attacks import friendly_pgd
+from sparring.bench.company import images_per_second
 from sparring.bench.literal import literal_pgd
 from sparring.bench.timing import Timed, timed, wait
 from sparring.config import Config, model_facts, to_json
@@ -33,7 +31,6 @@ from sparring.objectives import OBJECTIVES
 from sparring.schedules import constant
 from sparring.seeds import generator
 from sparring.state import Tally
-from sparring.together import train_together
 
 
 @dataclass(frozen=True)
@@ -191,7 +188,7 @@ class Bench:
         kept, rows = [], []
         worst = None
         for epoch, (tau, name) in enumerate(settings, start=1):
-            row = self._epoch(config, epoch, tau)
+            row = self.epoch(config, epoch, tau)
             if name == "warm-up":
                 continue
             worst = worst or row["seconds"]
@@ -236,36 +233,19 @@ class Bench:
         return rows
 
     def side_by_side(self) -> Rows:
-        """Images a second of n runs in one process, from the epoch in which all of them run."""
+        """Images a second of n runs at once, each a process."""
         rows, kept = [], []
         first = 0.0
+        config = replace(self.config, lr=constant(0.05))
         for count in self.options.together:
-            speed = self._together(count)
+            speed = images_per_second(
+                config, count, device=self.device, images=self.options.images, tau=self.options.taus[0]
+            )
             first = first or speed
             kept.append({"runs": count, "images_per_second": speed, "over_one": speed / first})
             rows.append((f"{count} at once", f"{speed:,.0f} images/s  {speed / first:.2f}x"))
         self.found["together"] = kept
         return rows
-
-    def _together(self, count: int, epochs: int = 3) -> float:
-        """Images a second from the moment when every run has ended its first epoch, which holds the captures."""
-        images = self.data.train.x[: len(self.training) + self.config.validation]
-        data = replace(self.data, train=Split(images, self.data.train.y[: len(images)]))
-        attack = replace(self.config.attack, tau=constant(self.options.taus[0]))
-        configs = [replace(self.config, epochs=epochs, seed=seed, attack=attack) for seed in range(count)]
-        begun: list[float] = []
-        together = threading.Barrier(count, action=lambda: begun.append(time.perf_counter()))
-        with tempfile.TemporaryDirectory() as folder:
-            train_together(
-                [(config, Path(folder) / str(config.seed)) for config in configs],
-                at_once=count,
-                device=self.device,
-                data=data,
-                tensorboard=False,
-                watches=[_Meet(together) for _ in configs],
-            )
-        wait(self.device)
-        return count * (epochs - 1) * len(self.training) / (time.perf_counter() - begun[0])
 
     def _batches(self, way: str, engine: Engine, model: torch.nn.Module, tau: int) -> Timed:
         batch = iter(range(10**9))
@@ -286,8 +266,8 @@ class Bench:
         with tuned(engine):
             return timed(one, self.device, repeats=self.options.plain_batches, warm_up=2)
 
-    def _epoch(self, config: Config, epoch: int, tau: int) -> dict[str, Any]:
-        """One epoch of the real training loop."""
+    def epoch(self, config: Config, epoch: int, tau: int) -> dict[str, Any]:
+        """One epoch of the real training loop; against its own steps, where they have been timed."""
         config = replace(
             config, objective="fat", attack=replace(config.attack, tau=constant(tau)), awp=constant(self.awp)
         )
@@ -309,7 +289,7 @@ class Bench:
             "backprops": backprops,
             "tflops": tally.images * self.flops * (2 * backprops + (6 if self.awp else 3)) / seconds / 1e12,
         }
-        if isinstance(walk, FastWalk):
+        if isinstance(walk, FastWalk) and self.step_times:
             launched = {size: walk.launched[size] - before[size] for size in walk.sizes}
             own = sum(count * self.step_times[size].median for size, count in launched.items())
             own += steps * self.update.median
@@ -329,27 +309,3 @@ class Bench:
         begin = index * size % max(1, len(self.training) - size + 1)
         part = slice(begin, begin + size)
         return next(iter(batches(Split(self.training.x[part], self.training.y[part]), size)))
-
-
-class _Meet:
-    """A run that waits for the others once, after its first epoch."""
-
-    def __init__(self, others: threading.Barrier) -> None:
-        self.others, self.met = others, False
-
-    def begin(self, config: Config, *, steps: int, epoch: int, engine: str) -> None:
-        """Watch."""
-
-    def step(self, epoch: int, step: int, backprops: Callable[[], float]) -> None:
-        """Watch."""
-
-    def epoch(self, record: dict[str, Any], *, best: bool) -> None:
-        """Watch."""
-        if not self.met:
-            self.met = True
-            self.others.wait(timeout=600)
-
-    def end(self) -> None:
-        """Watch."""
-        if not self.met:  # it has failed: nobody is to wait for it
-            self.others.abort()

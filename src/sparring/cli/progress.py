@@ -30,12 +30,10 @@ class _Remaining(ProgressColumn):
 class TrainingBar:
     """Watches a training. Where the output is no terminal only the epoch lines appear, if they are wanted."""
 
-    def __init__(
-        self, console: Console | None = None, *, title: str = "", lines: bool = True, alone: bool = True
-    ) -> None:
+    def __init__(self, console: Console | None = None, *, title: str = "", lines: bool = True) -> None:
         self.console = console or Screen()
         self.title, self.lines = title, lines
-        self.live = alone and self.console.is_terminal  # a terminal shows one bar at a time
+        self.live = self.console.is_terminal
         self.progress: Progress | None = None
         self.looked = 0.0
         self.steps = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -35,6 +36,7 @@ from sparring.reproduce.collect import Collected, collect, lines, notes
 from sparring.reproduce.draw import draw
 from sparring.reproduce.headline import headline
 from sparring.reproduce.verdict import seen
+from sparring.together import run_together
 
 DESCRIPTION = """Regenerate a table or figure of the paper, beside the paper's own numbers. Finished runs are used
 again, interrupted ones continue. Without an item: the list of items, their cost on one H200, and what is measured.
@@ -44,7 +46,7 @@ Examples:
   sparring reproduce fig-motivation
   sparring reproduce table1 --scale lite
   sparring reproduce table1 --rows fat-* --seeds 0 1 2 --max-minutes 8.5
-  sparring reproduce fig-tau --scale full --rows small_cnn-*
+  sparring reproduce fig-tau --scale full --rows small_cnn-* --at-once 3
   sparring reproduce table1 --draw
   sparring reproduce --draw"""
 
@@ -66,9 +68,11 @@ class Options:
     limit: int | None = None
     """Measure on the first so many test images: a quick try, kept apart from the results (results/ITEM/limitN)."""
     at_once: int = 1
-    """Runs to train side by side on one GPU: `sparring bench` measures when that is faster."""
+    """Processes that share the rows and the GPU (under NVIDIA's MPS, where it is): two do a quarter more than one."""
     max_minutes: float | None = None
     """Stop cleanly after so many minutes, between two steps; the same command continues."""
+    show: bool = True
+    """Show the table and draw it when the work is done."""
     draw: bool = False
     """Only draw from the results that are there; train and measure nothing. Without an item: all of them."""
     plan: bool = False
@@ -99,8 +103,12 @@ def run(argv: list[str]) -> int:
     if not options.draw:
         device = pick_device(options.device)
         _possible(item, jobs, options, device)
-        _say_what_is_there(jobs, options, screen)
-        finished = _work(jobs, options, device, screen, shlex.join(["sparring", "reproduce", *argv]))
+        if options.show:
+            _say_what_is_there(jobs, options, screen)
+        work = _work if options.at_once == 1 else _work_in_company
+        finished = work(jobs, options, device, screen, shlex.join(["sparring", "reproduce", *argv]))
+    if not options.show:
+        return 0
     collected = collect(item, options.results, options.limit)
     show(collected, screen)
     if not finished:
@@ -207,7 +215,7 @@ def _work(jobs: Sequence[Job], options: Options, device: torch.device, screen: S
         screen.print(line, highlight=False, soft_wrap=True)
 
     def watch(job: Job) -> TrainingBar:
-        return TrainingBar(screen, title=f"{job.row.name} ", alone=options.at_once == 1)
+        return TrainingBar(screen, title=f"{job.row.name} ")
 
     try:
         with stopping() as stop:
@@ -218,7 +226,6 @@ def _work(jobs: Sequence[Job], options: Options, device: torch.device, screen: S
                 watch=watch,
                 tell=tell,
                 progress=True,
-                at_once=options.at_once,
             )
             carry_out(jobs, bench)
     except Stopped as stopped:
@@ -232,6 +239,37 @@ def _work(jobs: Sequence[Job], options: Options, device: torch.device, screen: S
         let_go()
         raise RunFailed(f"stopped, because nobody reads the output any more. Continue with: {again}") from None
     return True
+
+
+def _work_in_company(jobs: Sequence[Job], options: Options, device: torch.device, screen: Screen, again: str) -> bool:
+    """The same by several processes of this command, each with a share of the jobs."""
+    wanting = [job for job in jobs if state(job) != "measured"]
+    commands = [_command(share, options, device) for share in cost.share_out(wanting, options.at_once)]
+
+    def tell(line: str) -> None:
+        screen.print(line, highlight=False, soft_wrap=True)
+
+    try:
+        with stopping() as stop:
+            if commands and not run_together(commands, device=device, stop=stop, tell=tell):
+                raise RunFailed(f"stopped; saved. Continue with: {again}")
+    except KeyboardInterrupt:
+        raise RunFailed(f"interrupted; the steps since the last checkpoint are lost. Continue with: {again}") from None
+    except BrokenPipeError:
+        let_go()
+        raise RunFailed(f"stopped, because nobody reads the output any more. Continue with: {again}") from None
+    return all(state(job) == "measured" for job in jobs)
+
+
+def _command(share: Sequence[Job], options: Options, device: torch.device) -> list[str]:
+    """The command that does these jobs and no other."""
+    rows = dict.fromkeys(job.row.name for job in share)
+    seeds = dict.fromkeys(str(job.seed) for job in share)
+    words = [sys.executable, "-m", "sparring", "reproduce", share[0].item, "--no-show", "--scale", options.scale]
+    words += ["--rows", *rows, "--seeds", *seeds, "--device", str(device)]
+    words += ["--results", str(options.results), "--runs", str(options.runs)]
+    words += ["--limit", str(options.limit)] if options.limit else []
+    return words + (["--max-minutes", f"{options.max_minutes:.3f}"] if options.max_minutes else [])
 
 
 @contextmanager

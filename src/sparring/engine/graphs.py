@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-STARTING = threading.RLock()  # runs side by side (together.py) trace, compile and capture in turn
+STARTING = threading.RLock()  # runs in threads of one process trace, compile and capture in turn
 
 
 def on(device: torch.device) -> AbstractContextManager[Any]:

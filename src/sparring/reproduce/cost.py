@@ -84,6 +84,22 @@ def _sum(to_train: Iterable[Job], to_measure: Iterable[Job], start: float) -> fl
     return sum(training(config) - _START + start for config in configs.values()) + sum(map(measuring, to_measure))
 
 
+def share_out(jobs: Iterable[Job], count: int) -> list[list[Job]]:
+    """The jobs divided among so many processes, or fewer, so that all have about as much left to do.
+
+    A share is whole rows, or, where there are more seeds than rows, whole seeds: so a command can name it.
+    """
+    each = list(jobs)
+    by_row = len({job.row.name for job in each}) >= len({job.seed for job in each})
+    pieces: dict[str | int, list[Job]] = {}
+    for job in each:
+        pieces.setdefault(job.row.name if by_row else job.seed, []).append(job)
+    shares: list[list[Job]] = [[] for _ in range(min(count, len(pieces)))]
+    for piece in sorted(pieces.values(), key=left, reverse=True):
+        min(shares, key=left).extend(piece)
+    return shares
+
+
 def spell(duration: float) -> str:
     """'40 s', '25 min', '7 h', '12 days': as exactly as it is known."""
     if duration < 90:

@@ -21,8 +21,7 @@ from sparring.data import Dataset, load
 from sparring.recipes.paper import Course, Losses, Mixture, Motivation, Robustness
 from sparring.reproduce import losses, mixture, motivation, results, robustness
 from sparring.reproduce.plan import Job, State, state
-from sparring.together import train_together
-from sparring.train import Interrupted, Watch
+from sparring.train import Interrupted, Watch, train
 
 
 class Stopped(Exception):
@@ -64,7 +63,6 @@ class Bench:
     watch: Callable[[Job], Watch] = _unwatched
     tell: Callable[[str], None] = _silent
     progress: bool = False
-    at_once: int = 1  # runs trained side by side
     data: dict[str, Dataset] = field(default_factory=dict)  # loaded once
 
     def dataset(self, spec: str) -> Dataset:
@@ -81,14 +79,14 @@ def carry_out(jobs: Sequence[Job], bench: Bench) -> None:
         Stopped: once `bench.stop` said so; everything so far is on disk.
     """
     lend(jobs, bench.tell)
-    wanting = [job for job in jobs if state(job) != "measured"]
-    for first in range(0, len(wanting), bench.at_once):
-        group = wanting[first : first + bench.at_once]
+    for job in jobs:
+        if state(job) == "measured":
+            continue
         if bench.stop():
-            raise Stopped(f"before {group[0].name}")
-        train_runs(group, bench)
-        for job in group:
-            _have(job, bench)
+            raise Stopped(f"before {job.name}")
+        if state(job) in ("missing", "interrupted"):
+            train_run(job, bench)
+        _have(job, bench)
 
 
 def lend(jobs: Sequence[Job], tell: Callable[[str], None] = _silent) -> None:
@@ -113,38 +111,33 @@ def lend(jobs: Sequence[Job], tell: Callable[[str], None] = _silent) -> None:
                 tell(f"wrote {job.path}, from {path}")
 
 
-def train_runs(jobs: Sequence[Job], bench: Bench) -> None:
-    """Bring the runs of these jobs to their end, side by side. The one place where this package trains.
+def train_run(job: Job, bench: Bench) -> None:
+    """Bring a job's run to its end. The one place where this package trains.
 
-    However it ends, every run that was begun leaves a result behind with its course so far.
+    However it ends, a run that was begun leaves a result behind with its course so far.
     """
-    untrained = [job for job in jobs if state(job) in ("missing", "interrupted")]
-    waiting = list({job.folder: job for job in untrained}.values())  # jobs may share a run
+    assert job.config is not None and job.folder is not None
     if bench.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(bench.device)
+    bench.tell(f"training {job.name} -> {job.folder}")
     try:
-        for spec in dict.fromkeys(job.config.data for job in waiting if job.config is not None):
-            group = [job for job in waiting if job.config is not None and job.config.data == spec]
-            for job in group:
-                bench.tell(f"training {job.name} -> {job.folder}")
-            train_together(
-                [(job.config, job.folder) for job in group if job.config is not None and job.folder is not None],
-                at_once=bench.at_once,
-                device=bench.device,
-                stop=bench.stop,
-                watches=[bench.watch(job) for job in group],
-                recipe=group[0].item,
-                resume=True,
-                data=bench.dataset(spec),
-                tensorboard=False,
-            )
+        train(
+            job.config,
+            job.folder,
+            device=bench.device,
+            stop=bench.stop,
+            watch=bench.watch(job),
+            recipe=job.item,
+            resume=True,
+            data=bench.dataset(job.config.data),
+            tensorboard=False,
+        )
     except Interrupted as interrupted:
-        raise Stopped(f"in training ({', '.join(job.name for job in waiting)}): {interrupted}") from None
+        raise Stopped(f"in training ({job.name}): {interrupted}") from None
     finally:
-        for job in waiting:
-            how_far = state(job)
-            if how_far != "missing":
-                results.write(job.path, _facts(job, bench, how_far, memory=_memory(bench.device)))
+        how_far = state(job)
+        if how_far != "missing":
+            results.write(job.path, _facts(job, bench, how_far, memory=_memory(bench.device)))
 
 
 def _have(job: Job, bench: Bench) -> None:

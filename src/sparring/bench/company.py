@@ -1,0 +1,54 @@
+"""How fast several runs are side by side: n processes on one device, each a run with a seed of its own.
+
+`python -m sparring.bench.company FOLDER SEED` is one of them. It gets ready, waits for the others, and trains; speed
+counts from there on.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from sparring.config import Config, from_json, to_json
+from sparring.data import load
+from sparring.together import run_together
+
+_TASK = "task.json"
+_EPOCHS = 2
+
+
+def images_per_second(config: Config, count: int, *, device: torch.device, images: int, tau: int) -> float:
+    """Of all runs together, while they train."""
+    with tempfile.TemporaryDirectory() as folder:
+        task = {"config": to_json(config), "count": count, "device": str(device), "images": images, "tau": tau}
+        (Path(folder) / _TASK).write_text(json.dumps(task))
+        words = [sys.executable, "-m", "sparring.bench.company", folder]
+        run_together([[*words, str(seed)] for seed in range(count)], device=device)
+        found = [json.loads((Path(folder) / f"done-{seed}").read_text()) for seed in range(count)]
+    return float(sum(each["images"] / each["seconds"] for each in found))
+
+
+def _one(folder: Path, seed: int) -> None:
+    from sparring.bench.measure import Bench, Options
+
+    task = json.loads((folder / _TASK).read_text())
+    config = replace(from_json(task["config"]), seed=seed)
+    bench = Bench(config, load(config.data), torch.device(task["device"]), Options(images=task["images"]))
+    bench.epoch(config, 1, task["tau"])  # to warm up, and so that the model is not fooled at once
+    (folder / f"ready-{seed}").touch()
+    while len(list(folder.glob("ready-*"))) < task["count"]:
+        time.sleep(0.01)
+    began = time.perf_counter()
+    trained = sum(bench.epoch(config, 2 + epoch, task["tau"])["images"] for epoch in range(_EPOCHS))
+    found = {"images": trained, "seconds": time.perf_counter() - began}
+    (folder / f"done-{seed}").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    _one(Path(sys.argv[1]), int(sys.argv[2]))
