@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 
 from sparring import config
-from sparring.config import Config
+from sparring.config import Config, to_json
 from sparring.data import load
 from sparring.errors import UserError
-from sparring.objectives import OBJECTIVES, Attack
+from sparring.objectives import OBJECTIVES, SPECIAL, Attack
 from sparring.schedules import parse
 
 SOME = Config(
@@ -71,6 +71,22 @@ def test_what_an_objective_cannot_do_is_refused(objective):
     for changes in ({"noise": 0.001}, {"project": False}):
         with pytest.raises(UserError, match=f"{objective} searches inside the ball and without noise"):
             replace(SOME, objective=objective, attack=replace(SOME.attack, **changes))
+
+
+def test_kl_does_not_begin_at_the_image():
+    """Its gradient is zero there: what moves is rounding."""
+    attack = replace(SOME.attack, start=None, noise=0.0)
+    with pytest.raises(UserError, match="flat at the image"):
+        replace(SOME, objective="trades", attack=attack)
+    for able in (replace(attack, start="normal"), replace(attack, noise=0.001)):
+        assert replace(SOME, objective="fat-trades", attack=able).attack == able
+    assert replace(SOME, objective="mart", attack=attack).attack == attack  # climbs the cross-entropy
+
+
+def test_every_special_setting_is_read_by_somebody_and_exists():
+    known = {f"attack.{name}" for name in to_json(SOME)["attack"]} | set(to_json(SOME))
+    read = {name for objective in OBJECTIVES.values() for name in objective.reads}
+    assert read == set(SPECIAL) <= known
 
 
 def test_a_margin_of_probability_stays_below_one():

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from sparring import checkpoint, runs, state, train
+from sparring.attacks import pgd
 from sparring.config import model_facts as config_facts
 from sparring.data import load
 from sparring.errors import RunFailed, UserError
@@ -24,6 +25,7 @@ from sparring.objectives import OBJECTIVES
 from sparring.objectives.cat import mastered_steps
 from sparring.schedules import constant, parse
 from sparring.train import Interrupted
+from sparring.weights import load_model
 
 TIMES = {"seconds", "images_per_second"}  # all that may differ between two runs of one configuration
 
@@ -138,7 +140,7 @@ def test_stopping_and_resuming_is_exact(tmp_path, small, whole, moment):
 @pytest.fixture(scope="module")
 def lessons(tmp_path_factory, small):
     """Curriculum training whose step count has grown by the end, left alone."""
-    attack = replace(small.attack, steps=3, patience=1)
+    attack = replace(small.attack, eps=constant(0.1), step_size=0.05, steps=3, patience=1)
     config = replace(small, objective="cat", epochs=6, attack=attack, lr=parse("0.05,0.001@3"))
     folder = tmp_path_factory.mktemp("lessons") / "run"
     train.train(config, folder, tensorboard=False)
@@ -149,11 +151,27 @@ def test_the_step_count_of_cat_follows_from_the_records(lessons):
     """k_i is uniform in 0..k, so the epoch's mean is about k / 2 (1,317 images: a standard error of at most 0.03)."""
     config, folder = lessons
     records = runs.read_metrics(folder)
-    counts = [mastered_steps([r["pgd10"] for r in records[:n]], 1, config.attack.steps) for n in range(len(records))]
+    counts = [mastered_steps([r["own"] for r in records[:n]], 1, config.attack.steps) for n in range(len(records))]
     assert counts[0] == 1
     assert counts[-1] > 1
+    assert [record["steps"] for record in records] == counts
     for record, k in zip(records, counts, strict=True):
         assert record["backprops"] == pytest.approx(k / 2, abs=0.15)
+
+
+def test_cat_watches_its_own_attack(lessons):
+    """The k-accuracy of the last epoch: held-out images under PGD-k, at the attack's own radius and step size."""
+    config, folder = lessons
+    last = runs.read_metrics(folder)[-1]
+    held = train.hold_out(load("digits").train, config.validation, seed=train.derive_seed(config.seed, train._HOLD_OUT))
+    x, y = next(iter(train.batches(held[1], 500)))
+    model = load_model(folder)
+    draws = train.generator(torch.device("cpu"), config.seed, train._VALIDATION, 0)
+    setting = config.attack.at(config.epochs, config.epochs)
+    numbers = {"eps": setting.eps, "step_size": setting.step_size, "steps": last["steps"], "start": setting.start}
+    x_adv = pgd(model, x, y, generator=draws, **numbers)
+    assert last["own"] == (model(x_adv).argmax(dim=1) == y).double().mean().item()
+    assert last["own"] > last["pgd10"]  # fewer steps in a smaller ball
 
 
 @pytest.mark.parametrize("moment", [7, 15, 18, 25, 27])

@@ -94,6 +94,11 @@ class Config:
             raise UserError(
                 f"attack.rho must stay below {objective.rho_below:g} for {self.objective}, got {self.attack.rho}."
             )
+        if objective.inner == "kl" and self.attack.start is None and not self.attack.noise:
+            raise UserError(
+                f"{self.objective} climbs the KL to the clean prediction, which is flat at the image itself. Begin "
+                "beside it: --attack.start normal (or uniform)."
+            )
         if not objective.walks and (self.attack.noise or not self.attack.project):
             raise UserError(
                 f"{self.objective} searches inside the ball and without noise. Leave out noise and project."

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Protocol
@@ -203,6 +203,11 @@ def _record(
     objective = OBJECTIVES[config.objective]
     setting = objective.adapt(config.attack.at(state.epoch, config.epochs), history)
     natural, robust = validate(model, held, eps=config.validation_eps, seed=config.seed, network=network)
+    own: dict[str, Any] = {}
+    if objective.measured:
+        attack = {"eps": setting.eps, "step_size": setting.step_size, "steps": setting.steps, "start": setting.start}
+        (accuracy,) = _accuracies(model, held, [attack if setting.eps else None], config.seed, network)
+        own = {"steps": setting.steps, "own": accuracy}
     return {
         "epoch": state.epoch,
         "lr": config.lr.at(state.epoch, config.epochs),
@@ -211,6 +216,7 @@ def _record(
         "loss": tally.loss.item() / tally.images,
         "natural": natural,
         "pgd10": robust,
+        **own,
         "backprops": tally.backprops.item() / tally.images,
         "seconds": tally.seconds,
         "images_per_second": tally.images / tally.seconds,
@@ -224,17 +230,26 @@ def validate(
 
     Gradients come from `network`, the engine's copy of the model, where there is one; the verdict is the model's.
     """
-    right = torch.zeros(2, dtype=torch.int64, device=split.x.device)
+    weak = {"eps": eps, "step_size": eps / 4, "steps": 10, "start": "uniform"}
+    natural, robust = _accuracies(model, split, [None, weak], seed, network)
+    return natural, robust
+
+
+def _accuracies(
+    model: nn.Module, split: Split, attacks: Sequence[dict[str, Any] | None], seed: int, network: Network | None
+) -> list[float]:
+    """Under each attack's PGD; None is no attack."""
+    right = torch.zeros(len(attacks), dtype=torch.int64, device=split.x.device)
     was_training = model.training
     model.eval()
     for index, (x, y) in enumerate(batches(split, _EVALUATION_BATCH)):
-        draws = generator(x.device, seed, _VALIDATION, index)
-        x_adv = pgd(network or model, x, y, eps=eps, step_size=eps / 4, steps=10, generator=draws)
-        with torch.no_grad():
-            right += torch.stack([(model(points).argmax(dim=1) == y).sum() for points in (x, x_adv)])
+        for place, attack in enumerate(attacks):
+            draws = generator(x.device, seed, _VALIDATION, index)
+            points = x if attack is None else pgd(network or model, x, y, generator=draws, **attack)
+            with torch.no_grad():
+                right[place] += (model(points).argmax(dim=1) == y).sum()
     model.train(was_training)
-    natural, robust = (right.double() / len(split)).tolist()
-    return natural, robust
+    return [float(count) for count in (right.double() / len(split)).tolist()]
 
 
 def _score(record: dict[str, Any]) -> tuple[float, float]:

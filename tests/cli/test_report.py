@@ -174,6 +174,21 @@ def test_what_was_measured_differently_stands_in_different_rows(evaluated, tmp_p
     assert rows["eps 0.3, 40 images of svhn, protocol mart"] == own.accuracies and len(rows) == 4
 
 
+def test_doubts_stand_on_the_page(sparring, evaluated, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(evaluated, folder)
+    doubt = {"name": "square-beats-white-box", "why": "Gradients <mislead>.", "evidence": "5 of 40.", "page": "x"}
+    add_evaluation(folder, "mart-eps0.3-limit40", lambda facts: facts.update(doubts=[doubt]))
+    assert sparring("report", folder, "--walks", 0).code == 0
+    text, reader = page()
+    words = " ".join(reader.text.split())
+    assert "Doubt about run (eps 0.3, 40 images of digits, protocol mart): square-beats-white-box: Gradients" in words
+    assert "5 of 40." in words and "<mislead>" not in text
+    assert "No number here is by AutoAttack" in words
+    assert sparring("report", evaluated, "--walks", 0).code == 0
+    assert "Doubt" not in page()[1].text
+
+
 def test_protocols_of_one_file_and_one_radius_keep_their_columns_apart(sparring, evaluated, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(evaluated, folder)

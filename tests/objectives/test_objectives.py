@@ -156,7 +156,7 @@ def test_ates_lies_between_fat_and_madry(batch):
 )
 def test_the_step_count_of_cat_grows_by_its_rule(accuracies, patience, k):
     setting = replace(ATTACK, steps=4, patience=patience).at(1, 10)
-    records = [{"epoch": i, "pgd10": accuracy} for i, accuracy in enumerate(accuracies, 1)]
+    records = [{"epoch": i, "own": accuracy} for i, accuracy in enumerate(accuracies, 1)]
     assert OBJECTIVES["cat"].adapt(setting, records) == replace(setting, steps=k)
     assert OBJECTIVES["madry"].adapt(setting, records) == setting
 

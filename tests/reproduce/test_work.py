@@ -9,10 +9,13 @@ import pytest
 import torch
 
 from sparring import config as configs
+from sparring.data import batches, load
 from sparring.evaluation import Climb, Part, Protocol
 from sparring.recipes.paper import Robustness
 from sparring.reproduce import Bench, Stopped, carry_out, results, work
+from sparring.reproduce.collect import collect, notes
 from sparring.reproduce.plan import state
+from sparring.weights import load_model
 from tests.reproduce.tiny import COURSE, FAT, IMAGES, TABLE, planned
 
 
@@ -122,6 +125,31 @@ def test_files_are_json_with_lists_on_one_line(measured):
     text = path.read_text()
     assert json.loads(text)["history"]["epoch"] == [1, 2]
     assert '"epoch": [1,2]' in text
+
+
+def test_a_table_also_has_the_best_epoch(tmp_path, monkeypatch):
+    """Where that is not the last; AutoAttack is for the last alone."""
+    really, seen = work.robustness.measure, []
+
+    def measure(what, *args, **kwargs):
+        seen.append(what.autoattack)
+        return really(replace(what, autoattack=0), *args, **kwargs)
+
+    monkeypatch.setattr(work.robustness, "measure", measure)
+    row = replace(TABLE.rows[1], measure=Robustness("quick", autoattack=9))
+    item = replace(TABLE, rows=(row,))
+    (job,) = planned(item, tmp_path)
+    with monkeypatch.context() as patched:  # the first epoch is to be the best
+        patched.setattr("sparring.train._score", lambda record: -record["epoch"])
+        carry_out([job], Bench(torch.device("cpu")))
+    found = results.read(job.path)["found"]
+    assert seen == [9, 0] and found["best"]["epoch"] == 1
+    first = load_model(job.folder, which="best")
+    x, y = next(iter(batches(load("digits").test, IMAGES)))
+    natural = (first(x).argmax(dim=1) == y).double().mean().item()
+    assert found["best"]["attacks"]["natural"]["accuracy"] == natural != found["attacks"]["natural"]["accuracy"]
+    told = " ".join(notes(collect(item, tmp_path / "results")))
+    assert f"Best epoch of fat (seed 0) on held-out images: 1, with {100 * natural:.2f} Natural, " in told
 
 
 def test_autoattack_has_its_own_images(tmp_path, measured, monkeypatch):

@@ -40,10 +40,10 @@ def friendly_pgd(
     x: Tensor,
     y: Tensor,
     *,
-    eps: float,
-    step_size: float,
-    steps: int,
-    tau: int,
+    eps: float = 8 / 255,
+    step_size: float = 0.007,
+    steps: int = 10,
+    tau: int = 0,
     loss: Loss = "ce",
     start: threat.Start = None,
     noise: float = 0.0,
@@ -59,7 +59,7 @@ def friendly_pgd(
         steps: the most steps an example takes (K).
         tau: steps still taken from points where the model is already wrong; they need not be consecutive.
         loss: "ce", "kl" (to the clean prediction), "cw" (margin), or (logits, y) -> one loss per example.
-        start: None, "uniform" in the ball, or "normal" (0.001 sigma).
+        start: None, "uniform" in the ball, or "normal" (0.001 sigma). "kl" needs one or noise: it is flat at the image.
         noise: sigma of normal noise added at every step (authors' code: 0.001; not in the paper).
         project: whether a step is put back into the eps-ball (paper Appendix B searches without); [0, 1] always holds.
         generator: for randomness that can be repeated; without it the operating system seeds a fresh one.

@@ -1,4 +1,4 @@
-"""Projected gradient descent (paper Eq. 4): K signed steps uphill, each put back into the eps-ball and [0, 1].
+"""Projected gradient descent (paper Eq. 5): K signed steps uphill, each put back into the eps-ball and [0, 1].
 
 Runs the model in eval mode. `attacks.friendly` stops early; with tau >= K it gives bitwise what this gives.
 """
@@ -27,9 +27,9 @@ def pgd(
     x: Tensor,
     y: Tensor,
     *,
-    eps: float,
-    step_size: float,
-    steps: int,
+    eps: float = 8 / 255,
+    step_size: float = 2 / 255,
+    steps: int = 20,
     loss: Loss = "ce",
     start: threat.Start = "uniform",
     generator: torch.Generator | None = None,

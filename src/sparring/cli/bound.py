@@ -102,7 +102,8 @@ def run(argv: list[str]) -> int:
     screen.print(_table(found))
     screen.print(f"Loss: {SURROGATE}.", highlight=False)
     for inequality, verdict in found.verdicts().items():
-        screen.print(f"{inequality}: {verdict}", highlight=False)
+        by_itself = " (on points that were found it cannot fail)" if inequality.startswith("risk") else ""
+        screen.print(f"{inequality}: {verdict}{by_itself}", highlight=False)
     for name, bound in (("friendly", found.friendly), ("conventional", found.conventional)):
         if bound.value >= 1:
             screen.print(

@@ -74,7 +74,7 @@ def run(argv: list[str]) -> int:
         exhibits=exhibits,
         walks=walks,
         facts=facts,
-        note=why_not,
+        note=" ".join(filter(None, [_weak(methods), why_not])),
     )
     print(f"wrote {options.out}")
     return 0
@@ -95,6 +95,16 @@ def _exhibits(path: Path) -> list[Exhibit]:
     if not found and not (path.is_dir() and path.name == "results"):
         raise UserError(f"{path} holds neither a run nor results of the paper's items. Check the path.")
     return found
+
+
+def _weak(methods: list[Method]) -> str:
+    """Numbers that no strong attack stands behind."""
+    if not methods or any("AutoAttack" in name for method in methods for name in method.accuracies):
+        return ""
+    return (
+        "No number here is by AutoAttack, the attack that claims of robustness are held against: sparring evaluate RUN "
+        "--protocol autoattack."
+    )
 
 
 def _walks(folders: list[Path], count: int) -> tuple[list[Walk], str]:

@@ -19,10 +19,11 @@ from sparring import recipes, runs, schedules
 from sparring.cli.arguments import parse
 from sparring.cli.progress import TrainingBar
 from sparring.cli.screen import let_go
-from sparring.config import Config
+from sparring.config import Config, differences
 from sparring.data import load
 from sparring.engine import Kind
 from sparring.errors import RunFailed, UserError
+from sparring.objectives import OBJECTIVES, SPECIAL
 from sparring.train import Interrupted, train
 
 DESCRIPTION = """Train a model by a recipe; any part of the recipe can be replaced.
@@ -110,9 +111,20 @@ def _options(argv: list[str]) -> tuple[str, Options]:
         found = _to_resume(argv)
         recipe, base, rest, prog = found.recipe, found.config, argv, f"sparring train {found.recipe}".rstrip()
     options = parse(Options, rest, prog=prog, description=DESCRIPTION, default=Options(base))
+    _refuse_what_is_ignored(base, options.config)
     if options.resume and options.overwrite:
         raise UserError("--resume continues a run and --overwrite replaces it. Give one of them.")
     return recipe, options
+
+
+def _refuse_what_is_ignored(base: Config, wanted: Config) -> None:
+    """A setting that was asked for and means nothing to the objective would be kept as if it had acted."""
+    changed = {words.split()[0] for words in differences(base, wanted)}
+    reads = OBJECTIVES[wanted.objective].reads
+    for name in SPECIAL:
+        if name in changed and name not in reads:
+            who = ", ".join(one for one, objective in OBJECTIVES.items() if name in objective.reads)
+            raise UserError(f"{wanted.objective} does not read --{name}; {who} do. Leave it out.")
 
 
 def _to_resume(argv: list[str]) -> runs.Run:

@@ -8,7 +8,7 @@ from sparring.objectives.fat import FAT, FAT_FOR_MART, FAT_FOR_TRADES
 from sparring.objectives.madry import MADRY
 from sparring.objectives.mart import MART
 from sparring.objectives.pace import FAT_PACED, FAT_PATIENT
-from sparring.objectives.search import Attack, Objective, Setting
+from sparring.objectives.search import SPECIAL, Attack, Objective, Setting
 from sparring.objectives.standard import STANDARD
 from sparring.objectives.trades import TRADES
 
@@ -29,4 +29,4 @@ OBJECTIVES: dict[str, Objective] = {
     "fat-patient": FAT_PATIENT,
 }
 
-__all__ = ["OBJECTIVES", "Attack", "Objective", "Setting"]
+__all__ = ["OBJECTIVES", "SPECIAL", "Attack", "Objective", "Setting"]

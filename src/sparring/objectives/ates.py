@@ -1,4 +1,4 @@
-"""Adversarial training with early stopping (ATES; cited in paper Section 4 as found independently of FAT).
+"""Adversarial training with early stopping (ATES; cited in paper Section 5 as found independently of FAT).
 
 min_f  1/n sum_i  CE(f(x~_i), y_i)  with x~_i the first point of PGD-K where max_{j != y} p_j - p_y > lambda_t.
 
@@ -22,4 +22,4 @@ def to_the_margin(bout: Bout) -> Found:
     return margin_pgd(bout.model, bout.x, bout.y, margin=bout.setting.margin, **bout.numbers)
 
 
-ATES = replace(MADRY, name="ates", search=to_the_margin, walks=False)
+ATES = replace(MADRY, name="ates", search=to_the_margin, walks=False, reads=("attack.margin",))

@@ -1,11 +1,12 @@
-"""Curriculum adversarial training (CAT; paper Section 4.3, Table 1): the step count k of PGD-k grows as it is mastered.
+"""Curriculum adversarial training (CAT; paper Section 5.3, Table 1): the step count k of PGD-k grows as it is mastered.
 
 min_f  1/n sum_i  CE(f(x~_i), y_i)  with x~_i from PGD-k_i, k_i drawn uniformly from 0..k for every example (batch
 mixing, against forgetting). k grows by one, up to K, once the k-accuracy has not improved for `attack.patience` epochs.
 
-Chosen where the paper is brief: k begins at 1, and 0 in the mix is the image itself. The k-accuracy is watched through
-its stand-in in the records, the validation accuracy under PGD-10 (`pgd10`); after k has grown the watch begins anew.
-k is thus a function of the recorded epochs: there is no state to save, and a run that was killed finds the same k.
+Chosen where the paper is brief: k begins at 1, and 0 in the mix is the image itself. The k-accuracy is the accuracy on
+the held-out images under PGD-k with the epoch's own eps and step size, which every record holds beside k (`own`,
+`steps`); after k has grown the watch begins anew. k is thus a function of the recorded epochs: there is no state to
+save, and a run that was killed finds the same k.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def mastered_steps(accuracies: Sequence[float], patience: int, most: int) -> int
 
 def curriculum(setting: Setting, records: Sequence[Record]) -> Setting:
     """The setting with k steps instead of K."""
-    k = mastered_steps([record["pgd10"] for record in records], setting.patience, setting.steps)
+    k = mastered_steps([record["own"] for record in records], setting.patience, setting.steps)
     return replace(setting, steps=k)
 
 
@@ -43,4 +44,4 @@ def mixed(bout: Bout) -> Found:
     return pgd_until(bout.model, bout.x, bout.y, **{**bout.numbers, "steps": steps})
 
 
-CAT = replace(MADRY, name="cat", search=mixed, walks=False, adapt=curriculum)
+CAT = replace(MADRY, name="cat", search=mixed, walks=False, adapt=curriculum, reads=("attack.patience",), measured=True)

@@ -1,4 +1,4 @@
-"""Dynamic adversarial training (DAT; paper Section 4.3, Table 1): CE on adversarial data of a strength that grows.
+"""Dynamic adversarial training (DAT; paper Section 5.3, Table 1): CE on adversarial data of a strength that grows.
 
 min_f  1/n sum_i  CE(f(x~_i), y_i)  with x~_i the first point of PGD-K where FOSC <= c_t = max(0, c_max (1 - t/T')).
 
@@ -20,4 +20,4 @@ def to_the_criterion(bout: Bout) -> Found:
     return fosc_pgd(bout.model, bout.x, bout.y, criterion=bout.setting.fosc, **bout.numbers)
 
 
-DAT = replace(MADRY, name="dat", search=to_the_criterion, walks=False)
+DAT = replace(MADRY, name="dat", search=to_the_criterion, walks=False, reads=("attack.fosc",))

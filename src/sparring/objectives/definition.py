@@ -29,7 +29,7 @@ def by_probability(bout: Bout) -> Found:
     return friendliest_pgd(bout.model, bout.x, bout.y, rho=s.rho, by="probability", downhill=s.downhill, **bout.numbers)
 
 
-FAT_BY_LOSS = replace(MADRY, name="fat-by-loss", search=by_loss, walks=False)
+FAT_BY_LOSS = replace(MADRY, name="fat-by-loss", search=by_loss, walks=False, reads=("attack.rho", "attack.downhill"))
 FAT_BY_PROBABILITY = replace(
     FAT_BY_LOSS, name="fat-by-probability", search=by_probability, rho_below=MOST_RHO["probability"]
 )

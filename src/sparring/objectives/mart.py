@@ -16,4 +16,4 @@ def mart_loss(model: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor, beta: float
     return boosted_cross_entropy(logits_adv, y).mean() + beta * weighted.mean()
 
 
-MART = Objective("mart", search=worst_case, inner="ce", loss=mart_loss)
+MART = Objective("mart", search=worst_case, inner="ce", loss=mart_loss, reads=("beta",))

@@ -8,7 +8,8 @@ K = 10 and share 1/4 tau is 0 below 4 BPs, 1 from 4, 2 from 8: it cannot pass 2,
 counts no epochs, so it needs no other number for a longer run, and no held-out data.
 
 fat-patient, by the validation robust accuracy:  tau grows by one, up to K, once PGD-10 accuracy has not improved for
-`attack.patience` epochs. The data stay as friendly as they can while they still teach robustness. The rule is CAT's.
+`attack.patience` epochs. The data stay as friendly as they can while they still teach robustness. The rule is CAT's,
+whose attack, unlike this one, has an accuracy of its own to watch.
 """
 
 from __future__ import annotations
@@ -34,5 +35,5 @@ def patient(setting: Setting, records: Sequence[Record]) -> Setting:
     return replace(setting, tau=mastered_steps(accuracies, setting.patience, setting.steps + 1) - 1)
 
 
-FAT_PACED = replace(FAT, name="fat-paced", adapt=paced)
-FAT_PATIENT = replace(FAT, name="fat-patient", adapt=patient)
+FAT_PACED = replace(FAT, name="fat-paced", adapt=paced, reads=("attack.share",))
+FAT_PATIENT = replace(FAT, name="fat-patient", adapt=patient, reads=("attack.patience",))

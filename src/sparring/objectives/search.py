@@ -63,7 +63,8 @@ class Attack:
     margin: Schedule = Ramp(0.0, 1.0)  # noqa: RUF009
     """Margin of probability above which an attack stops (lambda_t): 0 at the boundary, 1 never. Only ates uses it."""
     patience: int = 10
-    """Epochs without a better PGD-10 validation accuracy before PGD gets one more step (cat), or tau (fat-patient)."""
+    """Epochs without a better validation accuracy before PGD gets one more step (cat: accuracy under PGD at its present
+    steps), or tau (fat-patient: under PGD-10)."""
     rho: Schedule = constant(0.1)  # noqa: RUF009
     """Margin by which friendly data are wrong: in nats for fat-by-loss, in probability for fat-by-probability."""
     downhill: bool = False
@@ -121,6 +122,18 @@ class Attack:
         )
 
 
+# What not every objective reads: of the attack, and of the configuration.
+SPECIAL = (
+    "attack.tau",
+    "attack.fosc",
+    "attack.margin",
+    "attack.patience",
+    "attack.rho",
+    "attack.downhill",
+    "attack.share",
+    "beta",
+)
+
 InnerLoss = Literal["ce", "kl"]
 Walk = Callable[..., Found]  # the call of attacks.friendly_pgd, or an engine's
 Record = Mapping[str, Any]  # one epoch of the run, as its folder records it
@@ -163,7 +176,9 @@ class Objective:
     search: Search
     inner: InnerLoss  # what the search climbs
     loss: OuterLoss  # what the weights descend, in train mode
-    friendly: bool = False  # whether tau means anything
+    reads: tuple[str, ...] = ()  # which of SPECIAL mean anything to it
+    friendly: bool = False  # whether it stops by tau, its own or a scheduled one
+    measured: bool = False  # whether a record also holds the accuracy under the epoch's own attack (`own`, at `steps`)
     walks: bool = True  # whether the search uses `walk`, with its noise and its search without projection
     rho_below: float = float("inf")  # what `attack.rho` must not reach
     # The setting after the epochs recorded so far. A pure function of them: what it knows survives a resume by itself.

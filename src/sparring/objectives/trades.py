@@ -19,4 +19,4 @@ def trades_loss(model: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor, beta: flo
     return cross_entropy(logits_nat, y).mean() + beta * kl(logits_nat, logits_adv).mean()
 
 
-TRADES = Objective("trades", search=worst_case, inner="kl", loss=trades_loss)
+TRADES = Objective("trades", search=worst_case, inner="kl", loss=trades_loss, reads=("beta",))

@@ -29,7 +29,7 @@ METHODS: dict[str, tuple[ObjectiveName, int]] = {
 BASE = replace(
     cifar10.MADRY,
     epochs=80,
-    lr=parse("0.01,0.001@60"),
+    lr=parse("0.01,0.001@73.75%"),  # epoch 60 of 80
     attack=replace(cifar10.MADRY.attack, start=None, project=False),
 )
 

@@ -33,6 +33,7 @@ COLUMNS = {
     "autoattack": "AutoAttack",
     "worst": "Worst case",
 }
+_Numbers = tuple[dict[str, float], tuple[str, ...]]  # accuracies by column, and the doubts about them
 _LOOKED_AT = 1000  # test images among which the walks are chosen
 
 
@@ -46,7 +47,7 @@ def methods(folder: Path) -> list[Method]:
     if not rows:
         how = f"eps {_radius(run.config.validation_eps)}, validation images of {run.config.data}, last epoch"
         last = history[-1]
-        rows = {how: {"Natural (validation)": last["natural"], "PGD-10 (validation)": last["pgd10"]}}
+        rows = {how: ({"Natural (validation)": last["natural"], "PGD-10 (validation)": last["pgd10"]}, ())}
     return [
         Method(
             name=folder.name,
@@ -56,17 +57,18 @@ def methods(folder: Path) -> list[Method]:
             seconds=sum(record["seconds"] for record in history),
             history=history,
             measured=measured,
+            doubts=doubts,
         )
-        for measured, accuracies in rows.items()
+        for measured, (accuracies, doubts) in rows.items()
     ]
 
 
-def _evaluated(folder: Path, config: Config) -> dict[str, dict[str, float]]:
+def _evaluated(folder: Path, config: Config) -> dict[str, _Numbers]:
     """What RUN/evaluation holds, by how it was measured: numbers stand in one row only if all of that is the same.
 
     Of two evaluations that differ in nothing but their images the one with more of them counts.
     """
-    found: dict[tuple[str, ...], tuple[int, dict[str, float]]] = {}
+    found: dict[tuple[str, ...], tuple[int, _Numbers]] = {}
     for path in sorted((folder / "evaluation").glob("*.json")):
         if path.stem == "bound" or path.stem.startswith("bound-"):  # of `sparring bound`: losses, not accuracies
             continue
@@ -74,6 +76,7 @@ def _evaluated(folder: Path, config: Config) -> dict[str, dict[str, float]]:
             result = Result.from_json(path.read_text(encoding="utf-8"))
             groups = _groups(result)
             where = str(result.about.get("data", config.data))
+            doubts = tuple(f"{doubt['name']}: {doubt['why']} {doubt['evidence']}" for doubt in result.doubts)
         except (ValueError, KeyError, TypeError, AttributeError):
             raise UserError(f"{path} is not a result of sparring evaluate. Delete it, and evaluate again.") from None
         which = "best checkpoint" if result.about.get("which") == "best" else ""
@@ -82,12 +85,12 @@ def _evaluated(folder: Path, config: Config) -> dict[str, dict[str, float]]:
             which = f"{which or 'checkpoint'} of epoch {epoch}"
         for eps, records in groups.items():
             key = (_radius(eps), where, _protocols(records), which, _how(records))
-            if result.n > found.get(key, (0, {}))[0]:
-                found[key] = (result.n, _accuracies(records, eps))
+            if key not in found or result.n > found[key][0]:
+                found[key] = (result.n, (_accuracies(records, eps), doubts))
     rows = {}
-    for (eps_text, where, *rest), (n, accuracies) in found.items():
+    for (eps_text, where, *rest), (n, numbers) in found.items():
         images = "1 image" if n == 1 else f"{n:,} images"
-        rows[", ".join(filter(None, [f"eps {eps_text}", f"{images} of {where}", *rest]))] = accuracies
+        rows[", ".join(filter(None, [f"eps {eps_text}", f"{images} of {where}", *rest]))] = numbers
     return rows
 
 

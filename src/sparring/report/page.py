@@ -50,6 +50,7 @@ class Method:
     seconds: float
     history: Sequence[Mapping[str, Any]]  # the records of metrics.jsonl; may be empty
     measured: str = ""  # how the accuracies were: eps, images, protocol; numbers are compared where it is the same
+    doubts: Sequence[str] = ()  # reasons not to believe them
 
 
 @dataclass(frozen=True)

@@ -125,6 +125,7 @@ def notes(collected: Collected) -> list[str]:
         told.append(f"Lite scale: {item.lite}.")
     if shown:
         told.append(f"{_images(shown)}{_seeds(shown)} Hardware: {_hardware(shown)}.")
+    told += _best_epochs(shown, item.columns)
     told += _doubts(shown)
     told += [_course(result) for result in collected.begun]
     if collected.other:
@@ -155,6 +156,22 @@ def _seeds(shown: Sequence[Result]) -> str:
 def _hardware(shown: Sequence[Result]) -> str:
     places = {(r["environment"]["device"], r["environment"]["torch"]) for r in shown}
     return "; ".join(f"{device}, torch {version}" for device, version in sorted(places))
+
+
+def _best_epochs(shown: Sequence[Result], columns: Mapping[str, str]) -> list[str]:
+    """What the epoch that was best on held-out images does, where that was not the last."""
+    told = []
+    for result in shown:
+        best = result["found"].get("best")
+        if best is not None:
+            parts = [
+                f"{100 * best['attacks'][attack]['accuracy']:.2f} {column}"
+                for column, attack in columns.items()
+                if attack in best["attacks"]
+            ]
+            who = f"{result['row']} (seed {result['seed']})"
+            told.append(f"Best epoch of {who} on held-out images: {best['epoch']}, with {', '.join(parts)}.")
+    return told
 
 
 def _doubts(shown: Sequence[Result]) -> list[str]:

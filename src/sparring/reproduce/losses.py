@@ -35,7 +35,7 @@ def measure(what: Losses, model: nn.Module, data: Dataset, *, device: torch.devi
         "mean_loss_bits": mean,
         "wrong": wrong,
         "mean_loss_bits_where_fooled": {name: float(loss[fooled].mean()) for name, (_, loss) in each.items()},
-        # Theorem 1: the risk is at most E loss(natural) + E loss*; conventionally loss* is the maximum everywhere.
+        # Theorem 1 at rho = 0: the risk is at most E loss(natural) + E loss*; conventionally loss* is the maximum.
         "bound": {
             "risk": wrong["pgd"],
             "min_min": mean["natural"] + mean["friendly"],

@@ -9,13 +9,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from sparring import runs, weights
+from sparring import checkpoint, runs, weights
 from sparring.config import Config
 from sparring.data import Dataset, load
 from sparring.recipes.paper import Course, Losses, Mixture, Motivation, Robustness
@@ -173,16 +173,15 @@ def _measure(job: Job, bench: Bench) -> dict[str, Any]:
     if isinstance(what, Losses):
         return losses.measure(what, model, data, device=bench.device)
     assert isinstance(what, Robustness)
-    return robustness.measure(
-        what,
-        model,
-        data,
-        device=bench.device,
-        seed=job.seed,
-        limit=job.limit,
-        store=job.folder / "evaluation" / "verdicts",
-        progress=bench.progress,
-    )
+    same: dict[str, Any] = {"device": bench.device, "seed": job.seed, "limit": job.limit, "progress": bench.progress}
+    store = job.folder / "evaluation" / "verdicts"
+    found = robustness.measure(what, model, data, store=store, **same)
+    best = checkpoint.read_facts(job.folder / runs.BEST).get("epoch")
+    if what.autoattack and best != job.config.epochs:  # a table: robust accuracy may fall after its best epoch
+        model = weights.load_model(job.folder, which="best", device=bench.device)
+        protocol = replace(what, autoattack=0)
+        found["best"] = {"epoch": best, **robustness.measure(protocol, model, data, store=store / "best", **same)}
+    return found
 
 
 def _facts(job: Job, bench: Bench, how_far: State, memory: float | None = None) -> dict[str, Any]:

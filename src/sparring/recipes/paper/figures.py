@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from sparring.config import Config, ObjectiveName
-from sparring.recipes import cifar10
+from sparring.recipes import appendix_b, cifar10
 from sparring.recipes.paper.item import Course, Item, Robustness, Row, Scale
 from sparring.recipes.paper.lite import BATCH, shorter
 from sparring.recipes.paper.lite import FIGURE_EPOCHS as EPOCHS
@@ -160,30 +160,19 @@ FIG_EPS = Item(
     xlabel="radius in training (eps)",
 )
 
-ALPHAS = (0.003, 0.006, 0.009, 0.012, 0.015)
-
 
 def _free_rows() -> Iterator[Row]:
-    """App. B: no ball. Ten steps from the image cannot go further than 10 alpha, so that is Madry's ball here."""
-    for model in ("small_cnn", "resnet18"):
-        for tau in (0, 1, 3, 10):
-            for alpha in ALPHAS:
-                attack = replace(
-                    EPS.attack,
-                    eps=constant(10 * alpha),
-                    step_size=alpha,
-                    start=None,  # paper: x^0 is the image
-                    noise=0.0,
-                    project=False,
-                    tau=constant(tau),
-                )
-                full = replace(EPS, model=model, attack=attack)
+    """App. B: the recipes of appendix_b.py."""
+    for model in appendix_b.MODELS:
+        for method, (_, tau) in appendix_b.METHODS.items():
+            for alpha in appendix_b.ALPHAS:
+                full = appendix_b.point(model, method, alpha)
                 configs: dict[Scale, Config | None] = {"full": full}
                 if alpha in (0.003, 0.009, 0.015):
                     configs["lite"] = shorter(full, EPOCHS)
                 yield Row(
-                    f"{model}-{f'tau{tau}' if tau < 10 else 'madry'}-alpha{alpha:g}",
-                    f"tau {tau}" if tau < 10 else "Madry (tau = K)",
+                    f"{model}-{method}-alpha{alpha:g}",
+                    "Madry (tau = K)" if method == "madry" else f"tau {tau}",
                     Robustness("figure"),
                     configs,
                     group=NETWORKS[model],
