@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,20 @@ def test_a_failed_save_keeps_the_old_file(tmp_path, monkeypatch, moment, code, m
     monkeypatch.undo()
     assert path.read_bytes() == before
     assert [entry.name for entry in tmp_path.iterdir()] == ["last.safetensors"]
+
+
+def test_a_folder_that_cannot_be_flushed_is_no_failure(tmp_path, monkeypatch):
+    """Some network file systems refuse it."""
+    really = os.fsync
+
+    def picky(descriptor):
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        really(descriptor)
+
+    monkeypatch.setattr(os, "fsync", picky)
+    checkpoint.save(tmp_path / "last.safetensors", TENSORS, FACTS)
+    assert checkpoint.load(tmp_path / "last.safetensors").facts == FACTS
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full; nothing to install")

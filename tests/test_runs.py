@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import errno
 import json
+import subprocess
+import sys
 
 import pytest
 import torch
 
-from sparring import runs
+from sparring import runs, train
 from sparring.errors import UserError
 
 
@@ -69,6 +72,37 @@ def test_leftovers_of_a_kill_are_swept_by_who_trains(tmp_path, small):
     assert list(tmp_path.glob(".*.tmp"))
     runs.sweep(tmp_path)
     assert not list(tmp_path.glob(".*.tmp"))
+
+
+def test_a_folder_is_trained_by_one_process_at_a_time(tmp_path, small):
+    code = """
+import sys, time
+from pathlib import Path
+from sparring import runs, train
+with runs.claimed(Path(sys.argv[1])):
+    print("mine", flush=True)
+    time.sleep(60)
+"""
+    folder = tmp_path / "run"
+    other = subprocess.Popen([sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert other.stdout is not None and other.stdout.readline() == "mine\n"
+        with pytest.raises(UserError, match="is being trained by another process"):
+            train.train(small, folder, tensorboard=False)
+    finally:
+        other.kill()
+        other.communicate()
+    with runs.claimed(folder):  # whoever is gone holds nothing
+        assert list(folder.iterdir()) == []
+
+
+def test_a_file_system_without_locks(tmp_path, monkeypatch):
+    def none(*given):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", none)
+    with runs.claimed(tmp_path / "run"):
+        assert (tmp_path / "run").is_dir()
 
 
 def test_environment_has_one_entry_per_session_and_no_absolute_path(tmp_path, small, monkeypatch):

@@ -90,7 +90,8 @@ def replacing(path: Path) -> Iterator[Path]:
         yield temporary
         _flush(temporary)
         temporary.replace(path)
-        _flush(path.parent)
+        with suppress(OSError):  # some file systems cannot do that to a folder
+            _flush(path.parent)
     except OSError as error:
         raise UserError(f"cannot write {path}: {_reason(error)} What was there before is untouched.") from None
     finally:

@@ -12,13 +12,15 @@ Knows files only: no model, no training. A folder that holds a run is never writ
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import platform
 import sys
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,6 +76,29 @@ class Run:
             raise UserError(f"cannot write {self.folder / METRICS}: {error.strerror}.") from None
 
 
+@contextmanager
+def claimed(folder: Path) -> Iterator[None]:
+    """The folder is there, and for the time of the block nobody else trains into it.
+
+    The system holds the claim, on the folder itself: it ends with the process, however that ends. Where a file system
+    knows no locks there is none.
+    """
+    _make(folder)
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise UserError(f"{folder} is being trained by another process. Wait for it, or stop it.") from None
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.EINVAL, errno.ENOSYS, errno.EBADF):
+            raise
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def create(folder: Path, wanted: Config, recipe: str, *, overwrite: bool = False) -> Run:
     """A new run folder with its configuration in it."""
     if any((folder / name).exists() for name in _OWN):
@@ -85,13 +110,17 @@ def create(folder: Path, wanted: Config, recipe: str, *, overwrite: bool = False
         _clear(folder)
     elif folder.is_dir() and any(folder.iterdir()):
         raise UserError(f"{folder} exists and is not a run folder. Choose another with --out.")
+    _make(folder)
+    written = {"recipe": recipe, "sparring": __version__, "config": config.to_json(wanted)}
+    checkpoint.write_text(folder / CONFIG, json.dumps(written, indent=2) + "\n")
+    return Run(folder, wanted, recipe)
+
+
+def _make(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot make the folder {folder}: {error.strerror}. Choose another with --out.") from None
-    written = {"recipe": recipe, "sparring": __version__, "config": config.to_json(wanted)}
-    checkpoint.write_text(folder / CONFIG, json.dumps(written, indent=2) + "\n")
-    return Run(folder, wanted, recipe)
 
 
 def open_run(folder: Path) -> Run:

@@ -54,7 +54,8 @@ class Keeper:
 
     Both are written at the same moments, the best one first, so that no checkpoint knows of a best that is not there.
     What is written is a copy of that moment; a run waits for a copy, not for a disk. As a context it does not end
-    before everything is on the disk, and what could not be written is raised then, or by the next save.
+    before everything is on the disk. What could not be written is tried again by the next save, or at the end, and
+    raised if that fails too.
     """
 
     def __init__(self, run: runs.Run, state: State, facts: dict[str, Any], average: Average | None) -> None:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -51,12 +52,14 @@ def run_together(
         environment = {**os.environ, **shared, "PYTHONUNBUFFERED": "1"}
         environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // len(commands))))
         complaints = [Path(folder) / f"{number}.txt" for number in range(len(commands))]
-        processes = [_start(*each, environment) for each in zip(commands, complaints, strict=True)]
+        processes: list[subprocess.Popen[str]] = []
+        readers: list[threading.Thread] = []
         broken: list[BrokenPipeError] = []
-        readers = [threading.Thread(target=_read, args=(process, tell, broken), daemon=True) for process in processes]
-        for reader in readers:
-            reader.start()
         try:
+            for command, complaint in zip(commands, complaints, strict=True):
+                processes.append(_start(command, complaint, environment))
+                readers.append(threading.Thread(target=_read, args=(processes[-1], tell, broken), daemon=True))
+                readers[-1].start()
             stopped, failed = _await(processes, stop)
         finally:
             for process in processes:
@@ -126,10 +129,12 @@ def one_gpu(device: torch.device) -> Iterator[dict[str, str]]:
     with tempfile.TemporaryDirectory(prefix="mps-") as folder:
         shared = {_PIPES: folder, _LOGS: folder}
         environment = os.environ | shared
-        if subprocess.run([control, "-d"], env=environment, capture_output=True).returncode:
+        # Its words go nowhere: a pipe would be held open by the daemon, and waited for.
+        unheard: dict[str, Any] = {"env": environment, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        if subprocess.run([control, "-d"], **unheard).returncode:
             yield {}
             return
         try:
             yield shared
         finally:
-            subprocess.run([control], input="quit\n", env=environment, capture_output=True, text=True)
+            subprocess.run([control], input="quit\n", text=True, **unheard)

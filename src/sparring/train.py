@@ -9,7 +9,6 @@ gradient that is not finite stops the run before the update. This module knows n
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -33,8 +32,7 @@ from sparring.state import Keeper, State, Tally, restore
 
 _WEIGHTS, _HOLD_OUT, _ATTACK, _VALIDATION = range(1, 5)  # what a draw is for
 _EVALUATION_BATCH = 500
-_GLOBAL_RANDOM_STATE = threading.Lock()
-SAVE_EVERY = 300.0  # seconds between checkpoints within an epoch: the most that a power cut can cost
+SAVE_EVERY = 300.0  # seconds between checkpoints within an epoch: about the most that a power cut can cost
 SAVE_AT_ENDS = 20.0  # seconds before the end of another epoch is worth a checkpoint: a GPU trains one in 4 s
 
 
@@ -92,15 +90,15 @@ def train(
     facts = model_facts(config, data)
     state = begin(config, facts, device)
     _check_last_batch(state.model, len(training), config.batch_size)
-    run = _open(folder, config, recipe, resume=resume, overwrite=overwrite)  # after what may be refused
-    runs.note_environment(folder, device)
-    saved = run.last(device)
-    if saved is not None:
-        restore(state, saved)
-        # Written just before the other: a cut between the two leaves it newer, and then it is the one to beat.
-        state.best = read_facts(folder / runs.BEST).get("metrics", state.best)
-    run.keep_metrics(state.epoch - 1)
-    with on(device):
+    with runs.claimed(folder), on(device):  # after what may be refused
+        run = _open(folder, config, recipe, resume=resume, overwrite=overwrite)
+        runs.note_environment(folder, device)
+        saved = run.last(device)
+        if saved is not None:
+            restore(state, saved)
+            # Written just before the other: a cut between the two leaves it newer, and then it is the one to beat.
+            state.best = read_facts(folder / runs.BEST).get("metrics", state.best)
+        run.keep_metrics(state.epoch - 1)
         parts = engine_for(config, state, data, device, engine)
         if saved is not None and parts.average is not None:
             parts.average.restore(saved.part("average"))
@@ -272,8 +270,8 @@ def _open(folder: Path, config: Config, recipe: str, *, resume: bool, overwrite:
 
 
 def begin(config: Config, facts: dict[str, Any], device: torch.device) -> State:
-    """Fresh weights from the seed; the global random state stays as it was, and runs side by side take turns at it."""
-    with _GLOBAL_RANDOM_STATE, torch.random.fork_rng(devices=[]):
+    """Fresh weights from the seed; the global random state stays as it was."""
+    with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(derive_seed(config.seed, _WEIGHTS))  # the CPU's; CUDA's is untouched
         model = models.build(
             facts["name"],
@@ -312,9 +310,10 @@ def _check_last_batch(model: nn.Module, images: int, batch_size: int) -> None:
     """Batch-norm has no statistics of one value."""
     normalised = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
     if normalised and (batch_size == 1 or images % batch_size == 1):
+        larger = next((size for size in range(batch_size + 1, images + 1) if images % size != 1), images)
         raise UserError(
             f"the last batch of {images} training images would hold one image, and batch-norm needs two. "
-            f"Use --batch-size {batch_size + 1}."
+            f"Use --batch-size {larger}."
         )
 
 

@@ -197,7 +197,7 @@ def whole(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_stopped_run_says_how_to_go_on_and_ends_as_if_left_alone(sparring, tmp_path, whole, number):
     child = start("train", *LONG, "--out", "a run", "--device", "cpu", cwd=tmp_path)
     assert child.stdout is not None

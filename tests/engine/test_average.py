@@ -53,3 +53,16 @@ def test_it_goes_on_from_what_was_kept():
     one.move()
     other.move()
     assert torch.equal(one.read()[0].weight, other.read()[0].weight)
+
+
+def test_a_weight_of_two_names_is_averaged_too():
+    model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+    model[1].weight = model[0].weight
+    average = Average(model, 0.5)
+    for value in (1.0, 4.0):
+        with torch.no_grad():
+            model[0].weight.fill_(value)
+        average.move()
+    read = average.read()
+    assert read[0].weight is read[1].weight
+    torch.testing.assert_close(read[1].weight, torch.full((2, 2), (4 / 2 + 1 / 4) / (3 / 4)))

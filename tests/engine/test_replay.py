@@ -18,12 +18,12 @@ class Double:
     """Passes of a network of one product and one square, by plain operations; counts what it is asked."""
 
     def __init__(self, weight):
-        self.weight, self.sizes, self.fixed = weight, [], {}
+        self.weight, self.sizes, self.fixed, self.most = weight, [], {}, 100
         self.stem = SimpleNamespace(weight=weight)
         self.tools = SimpleNamespace(ends=SimpleNamespace(to_pixels=self.to_pixels))
 
-    def takes(self, x):
-        return x.dtype == torch.float32
+    def takes(self, x, images=0):
+        return x.dtype == torch.float32 and (images or len(x)) <= self.most
 
     def place(self, name, value):
         """As a captured graph does it: every answer in the same memory as the one before."""
@@ -86,6 +86,25 @@ def test_few_captures_are_kept(network):
             x = images(count, seed)
             assert torch.allclose(replayed(x), network(x))
     assert [shape[0] for shape in replayed.made] == [4, 1, 5, 6]  # the last used
+
+
+def test_sizes_that_alternate_are_not_captured_at_every_call(network, monkeypatch):
+    really, captures = replay._Pair, []
+    monkeypatch.setattr(replay, "_Pair", lambda *given: captures.append(given[1][0]) or really(*given))
+    replayed = Replayed(network, sizes=tuple(range(1, 9)))
+    for _ in range(20):
+        for count in (1, 2, 3, 4, 5):
+            replayed(images(count, 0))
+    assert len(captures) <= 100 / 3  # patience is asked for anew
+
+
+def test_what_is_filled_up_must_fit_too(network):
+    """Seven images fit, the eight that they are filled up to do not."""
+    network.passes.most = 7
+    replayed = Replayed(network, sizes=(4, 8))
+    for _ in range(4):
+        replayed(images(7, 0))
+    assert not replayed.made and network.seen == [7] * 4
 
 
 def test_without_memory_it_goes_on(network, monkeypatch):

@@ -112,15 +112,17 @@ def test_only_what_stands_is_attacked(played):
     assert seen["square"] == [0, 3, 4, 6, 7, 8, 9]
 
 
-def test_a_bf16_success_that_fp32_does_not_confirm_is_tried_again_in_fp32(played):
+def test_a_bf16_success_that_fp32_does_not_confirm_is_tried_again_in_fp32(played, tmp_path):
     calls, breaks = played
     breaks["apgd-ce"] = {False: {1, 2, 3}, True: {2}}  # all three broken in bf16 only; fp32 finds a real break of 2
-    given = {"eps": EPS, "doubts": False, "precision": "bf16"}
+    given = {"eps": EPS, "doubts": False, "precision": "bf16", "store": tmp_path}
     record = evaluate(Corner(), *corner_images(), "autoattack", **given)["autoattack"]
     assert [n for n, right in enumerate(record.correct) if not right] == [2]
     assert [ns for part, exact, ns in calls if part == "apgd-ce" and exact] == [[1, 2, 3]]
     assert [ns for part, exact, ns in calls if part == "apgd-t"] == [[0, 1, 3, 4, 5, 6, 7, 8, 9]]
     assert record.detail["retried_in_fp32"] == 3
+    again = evaluate(Corner(), *corner_images(), "autoattack", **given)["autoattack"]
+    assert again.detail["retried_in_fp32"] == 3  # by an earlier sitting
 
 
 def test_what_the_bf16_copy_gets_wrong_naturally_is_attacked_in_fp32(played, monkeypatch):

@@ -215,6 +215,7 @@ def test_a_batch_that_does_not_fit_is_halved(trained):
             return self.inner(x)
 
     assert same(run(trained), evaluate(Tight(30), trained.x, trained.y, SMALL, doubts=False))
+    assert evaluate(Tight(30), trained.x, trained.y, SMALL).n == len(trained.x)  # neither do its doubts lose it
     with pytest.raises(RunFailed, match="do not fit into the memory"):
         evaluate(Tight(0), trained.x, trained.y, SMALL, doubts=False)
 

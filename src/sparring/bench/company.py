@@ -17,6 +17,7 @@ import torch
 
 from sparring.config import Config, from_json, to_json
 from sparring.data import load
+from sparring.engine import on
 from sparring.together import run_together
 
 _TASK = "task.json"
@@ -39,14 +40,16 @@ def _one(folder: Path, seed: int) -> None:
 
     task = json.loads((folder / _TASK).read_text())
     config = replace(from_json(task["config"]), seed=seed)
-    bench = Bench(config, load(config.data), torch.device(task["device"]), Options(images=task["images"]))
-    bench.epoch(config, 1, task["tau"])  # to warm up, and so that the model is not fooled at once
-    (folder / f"ready-{seed}").touch()
-    while len(list(folder.glob("ready-*"))) < task["count"]:
-        time.sleep(0.01)
-    began = time.perf_counter()
-    trained = sum(bench.epoch(config, 2 + epoch, task["tau"])["images"] for epoch in range(_EPOCHS))
-    found = {"images": trained, "seconds": time.perf_counter() - began}
+    device = torch.device(task["device"])
+    with on(device):
+        bench = Bench(config, load(config.data), device, Options(images=task["images"]))
+        bench.epoch(config, 1, task["tau"])  # to warm up, and so that the model is not fooled at once
+        (folder / f"ready-{seed}").touch()
+        while len(list(folder.glob("ready-*"))) < task["count"]:
+            time.sleep(0.01)
+        began = time.perf_counter()
+        trained = sum(bench.epoch(config, 2 + epoch, task["tau"])["images"] for epoch in range(_EPOCHS))
+        found = {"images": trained, "seconds": time.perf_counter() - began}
     (folder / f"done-{seed}").write_text(json.dumps(found))
 
 

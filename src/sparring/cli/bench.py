@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import tyro
 
 from sparring import recipes
@@ -21,6 +22,7 @@ from sparring.cli.screen import Screen
 from sparring.cli.train import pick_device
 from sparring.config import Config
 from sparring.data import load
+from sparring.engine import on
 from sparring.errors import RunFailed, UserError, unknown
 
 DESCRIPTION = """How fast training is here: attack steps, updates, real epochs, and the plain ways in the same run.
@@ -73,21 +75,27 @@ def run(argv: list[str]) -> int:
         raise UserError(f"bench times FAT against Madry; {recipe.name} is {config.objective}. Write fat-digits.")
     if asked.json.is_dir() or not asked.json.parent.is_dir():
         raise UserError(f"--json {asked.json} cannot be written. Name a file in a folder that exists.")
+    with on(device):
+        _measure(recipe.name, config, device, asked)
+    print(f"wrote {asked.json}")
+    return 0
+
+
+def _measure(recipe: str, config: Config, device: torch.device, asked: Arguments) -> None:
+    """Every part, shown and written as it is measured."""
     bench = Bench(config, load(config.data), device, asked.options)
     screen = Screen()
-    screen.print(f"{recipe.name}, {config.model}, batch {config.batch_size}, {bench.found['device']}")
+    screen.print(f"{recipe}, {config.model}, batch {config.batch_size}, {bench.found['device']}")
     for name, rows in bench.parts(asked.only):
         screen.print(f"[bold]{name}[/bold]")
         for what, value in rows:
             screen.print(f"  {what:28} {value}", highlight=False, soft_wrap=True)
         write_text(asked.json, json.dumps(bench.found, indent=1))
     if asked.cold_start:
-        bench.found["cold_start"] = _starts(recipe.name, config, asked.device)
+        bench.found["cold_start"] = _starts(recipe, config, asked.device)
         for which, start in bench.found["cold_start"].items():
             screen.print(f"  {which + ' cache':28} first step after {start['first_step_s']:.1f} s", highlight=False)
         write_text(asked.json, json.dumps(bench.found, indent=1))
-    print(f"wrote {asked.json}")
-    return 0
 
 
 def _starts(recipe: str, config: Config, device: str) -> dict[str, Any]:

@@ -166,9 +166,11 @@ def pick_device(name: str) -> torch.device:
 
 @contextmanager
 def stopping() -> Iterator[Flag]:
-    """Ctrl-C and SIGTERM raise a flag instead of an exception; a second Ctrl-C interrupts at once."""
+    """Ctrl-C, SIGTERM and a closed terminal raise a flag, and no exception; a second Ctrl-C interrupts at once."""
     flag = Flag()
-    before = {number: signal.signal(number, flag.raised) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    numbers += [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN else []  # not under nohup
+    before = {number: signal.signal(number, flag.raised) for number in numbers}
     try:
         yield flag
     finally:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -94,7 +93,7 @@ def prepare(
     if folded is not None and half and cuda and folded.pointwise:
         # Measured on an H200, batch 128: the compiler gains where batch-norm stands alone (WRN-34-10 7.6 against 9.1 ms
         # a step); elsewhere it gains 2 % (ResNet-18 1.06 against 1.08) and is not worth its start. Only the walk has
-        # it, for it calls it in captures alone: elsewhere another thread's tracing (a run that begins) would break it.
+        # it, which calls it in captures alone.
         walked = torch.compile(folded, dynamic=True)
 
     def after() -> None:
@@ -128,31 +127,13 @@ def prepare(
 
 @contextmanager
 def tuned(engine: Engine) -> Iterator[None]:
-    """cuDNN tunes each of the few batch sizes once; afterwards the caller's setting again, for others have many.
-
-    The switch is the process's own: with runs side by side the first one in turns it on and the last one out puts it
-    back.
-    """
-    if not isinstance(engine.walk, FastWalk):
-        yield
-        return
-    with _SWITCH:
-        if not _INSIDE:
-            _BEFORE[:] = [torch.backends.cudnn.benchmark]
-        _INSIDE.append(engine)
-        torch.backends.cudnn.benchmark = True
+    """cuDNN tunes each of the few batch sizes once; afterwards the caller's setting again, for others have many."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = before or isinstance(engine.walk, FastWalk)
     try:
         yield
     finally:
-        with _SWITCH:
-            _INSIDE.pop()
-            if not _INSIDE:
-                torch.backends.cudnn.benchmark = _BEFORE[0]
-
-
-_SWITCH = threading.Lock()
-_INSIDE: list[Engine] = []
-_BEFORE: list[bool] = []
+        torch.backends.cudnn.benchmark = before
 
 
 def _nothing() -> None:

@@ -37,8 +37,10 @@ class Average:
     @torch.no_grad()
     def read(self) -> nn.Module:
         """The averaged model, up to date. Counters and other whole numbers are the live model's."""
-        state = self.live.state_dict()
-        self.model.load_state_dict(state | {name: total / self.mass for name, total in self.sums.items()})
+        self.model.load_state_dict(self.live.state_dict())
+        own = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
+        for name, total in self.sums.items():  # by object: a weight that two layers share has two names
+            own[name].copy_(total / self.mass)
         return self.model
 
     def state(self) -> dict[str, Tensor]:

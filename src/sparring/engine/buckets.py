@@ -21,9 +21,3 @@ def bucket_sizes(batch: int, *, every: int = 16) -> tuple[int, ...]:
 def fitting(sizes: tuple[int, ...], count: int) -> int:
     """The smallest bucket that holds `count` examples."""
     return sizes[bisect_left(sizes, count)]
-
-
-def waste(sizes: tuple[int, ...], counts: list[int]) -> float:
-    """The share of computed rows that were computed for nothing, over steps with these active counts."""
-    computed = sum(fitting(sizes, count) for count in counts)
-    return 1 - sum(counts) / computed if computed else 0.0

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import operator
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +19,6 @@ from torch import Tensor, fx, nn
 
 from sparring.attacks.setting import quiet
 from sparring.engine.fused import kernels_for
-from sparring.engine.graphs import STARTING
 from sparring.engine.passes import Passes, plan
 from sparring.engine.units import ConvUnit, Dense, ScaleShift, Unit
 
@@ -39,6 +37,7 @@ class Folded(nn.Module):
         self.at_once: tuple[Callable[[], None], set[Unit]] | None = None
         self.loans: list[tuple[ConvUnit, ConvUnit]] = []  # (who adds, who lends its bias)
         self.passes: Passes | None = None  # the same by hand, where it can be
+        self.dtype = torch.float32  # of weights and activations
 
     @property
     def pointwise(self) -> bool:
@@ -74,27 +73,7 @@ class Folded(nn.Module):
 
 
 class _Tracer(fx.Tracer):
-    """Looks into a module only as far as weights lie: one without any (normalisation) is called as it is.
-
-    While it traces, torch lets it see every module that is called in the process. Those of other threads (runs side by
-    side) are none of its business.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.thread = threading.get_ident()
-
-    def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """A module is called."""
-        if threading.get_ident() != self.thread:
-            return forward(*args, **kwargs)
-        return super().call_module(m, forward, args, kwargs)
-
-    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
-        """A module's attribute is read."""
-        if threading.get_ident() != self.thread:
-            return attr_val
-        return super().getattr(attr, attr_val, parameter_proxy_cache)
+    """Looks into a module only as far as weights lie: one without any (normalisation) is called as it is."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return super().is_leaf_module(m, module_qualified_name) or not any(True for _ in m.parameters())
@@ -108,17 +87,17 @@ def fold(model: nn.Module, *, dtype: torch.dtype, fused: bool) -> Folded | None:
         fused: whether to use cuDNN's fused convolutions (CUDA and bf16).
     """
     try:
-        with STARTING, quiet(model):  # a forward that asks for its mode is traced in eval mode
+        with quiet(model):  # a forward that asks for its mode is traced in eval mode
             graph = fx.GraphModule(model, _Tracer().trace(model))
     except Exception:  # whatever a foreign forward does that cannot be traced
         return None
     if any(node.op == "get_attr" for node in graph.graph.nodes):  # a weight used outside of its layer
         return None
     units: list[Unit] = []
-    taken: set[nn.Module] = set()  # batch-norms folded away
+    taken: set[fx.Node] = set()  # batch-norms folded away; the same layer may stand elsewhere once more
     for node in list(graph.graph.nodes):
         module = _module(graph, node)
-        if module is None or module in taken:
+        if module is None or node in taken:
             continue
         if isinstance(module, nn.Conv2d):
             if isinstance(module.padding, str) or module.padding_mode != "zeros":
@@ -130,7 +109,7 @@ def fold(model: nn.Module, *, dtype: torch.dtype, fused: bool) -> Folded | None:
             _become(graph, node, unit)
             if folded_norm is not None and after is not None:
                 _drop(graph, after, node)
-                taken.add(folded_norm)
+                taken.add(after)
             _absorb(graph, node, unit)
             unit.fused = fused and unit.groups == 1 and tuple(unit.dilation) == (1, 1)
             units.append(unit)
@@ -158,7 +137,7 @@ def fold(model: nn.Module, *, dtype: torch.dtype, fused: bool) -> Folded | None:
     graph.recompile()
     graph.delete_all_unused_submodules()
     network = Folded(graph, units, model)
-    network.loans, network.passes = loans, passes
+    network.loans, network.passes, network.dtype = loans, passes, dtype
     if dtype == torch.bfloat16:
         network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     network.refresh()
@@ -174,8 +153,7 @@ def agrees(fused: Folded, model: nn.Module, x: Tensor, *, most: int = 0) -> bool
     bf16 alone turns the gradient of a deep network by a good deal (a WRN-34-10's by 0.08 of a cosine), so the plain
     operations in the same precision are what the fused ones are held against.
     """
-    dtype = next(fused.buffers()).dtype
-    plain, exact = fold(model, dtype=dtype, fused=False), fold(model, dtype=torch.float32, fused=False)
+    plain, exact = (fold(model, dtype=dtype, fused=False) for dtype in (fused.dtype, torch.float32))
     if plain is None or exact is None:
         return False
     try:
@@ -300,6 +278,3 @@ def _is_relu(graph: fx.GraphModule, node: fx.Node) -> bool:
     if node.op == "call_function":
         return node.target in _RELUS
     return isinstance(_module(graph, node), nn.ReLU) or (node.op == "call_method" and node.target == "relu")
-
-
-Network = Callable[[Tensor], Tensor]

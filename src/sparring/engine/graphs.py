@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-
-STARTING = threading.RLock()  # runs in threads of one process trace, compile and capture in turn
 
 
 def on(device: torch.device) -> AbstractContextManager[Any]:
@@ -25,17 +22,16 @@ class Captured:
         self.work = work
         if pool is None:
             return
-        with STARTING:
-            side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                for _ in range(warm_up):
-                    work()
-            torch.cuda.current_stream().wait_stream(side)
-            self.graph = torch.cuda.CUDAGraph()
-            # What other threads ask of the device in the meantime is their own affair.
-            with torch.cuda.graph(self.graph, pool=pool, stream=side, capture_error_mode="thread_local"):
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(warm_up):
                 work()
+        torch.cuda.current_stream().wait_stream(side)
+        self.graph = torch.cuda.CUDAGraph()
+        # What other threads ask of the device in the meantime is their own affair.
+        with torch.cuda.graph(self.graph, pool=pool, stream=side, capture_error_mode="thread_local"):
+            work()
 
     def __call__(self) -> None:
         """Do it once more."""

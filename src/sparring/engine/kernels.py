@@ -1,8 +1,9 @@
 """The small work of an attack step in few launches: what would be some fifty operations, as a few Triton kernels.
 
 A step at a small active set costs what its launches cost, so they are counted here. Every kernel has a plain twin in
-torch (`active.py`, `fold.py`), which is what runs where Triton is missing and what the kernels are tested against, on
-the CPU by Triton's interpreter (tests/engine/test_kernels.py). Knows memory and numbers; no model, no method.
+torch (`active.py`, `fused.py`, `units.py`), which is what runs where Triton is missing and what the kernels are tested
+against, on the CPU by Triton's interpreter (tests/engine/test_kernels.py). Knows memory and numbers; no model, no
+method.
 """
 
 from __future__ import annotations

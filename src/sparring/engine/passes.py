@@ -177,12 +177,12 @@ class Passes:
             elif isinstance(step, Flat):
                 step.refresh()
 
-    def takes(self, x: Tensor) -> bool:
-        """Whether the kernels can read these images: fp32, halved without a rest, places counted in 32 bits."""
+    def takes(self, x: Tensor, images: int = 0) -> bool:
+        """Whether the kernels can read such images, so many: fp32, halved without a rest, places counted in 32 bits."""
         if x.dtype != torch.float32 or x.ndim != 4 or x.shape[1] != self.channels:
             return False
-        images, _, height, width = x.shape
-        few = images * height * width * self.most < 2**31
+        height, width = x.shape[2:]
+        few = (images or len(x)) * height * width * self.most < 2**31
         return few and height % self.times == 0 and width % self.times == 0
 
     def __call__(self, x: Tensor) -> Tensor:

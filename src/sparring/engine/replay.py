@@ -36,9 +36,10 @@ class Replayed(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Pixels to logits."""
         passes = self.network.passes
-        if passes is None or not passes.takes(x) or not 0 < len(x) <= self.sizes[-1]:
+        size = fitting(self.sizes, len(x)) if 0 < len(x) <= self.sizes[-1] else 0
+        if passes is None or not size or not passes.takes(x, size):
             return self.network(x)  # type: ignore[no-any-return]
-        shape = (fitting(self.sizes, len(x)), *x.shape[1:])
+        shape = (size, *x.shape[1:])
         self.asked[shape] = self.asked.get(shape, 0) + 1
         pair = self._pair(passes, shape, x.device) if self.asked[shape] >= _PATIENCE else None
         if pair is None:
@@ -57,7 +58,9 @@ class Replayed(nn.Module):
             self.asked[shape] = -1000  # not again soon
             return None
         while len(self.made) >= self.kept:
-            self.made.pop(next(iter(self.made)))
+            oldest = next(iter(self.made))
+            del self.made[oldest]
+            self.asked[oldest] = 0  # to be patient with it anew, where sizes alternate
         self.made[shape] = pair
         return pair
 

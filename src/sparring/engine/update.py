@@ -92,7 +92,7 @@ class FastUpdate:
     ) -> None:
         """`also`: what else `after` moves step by step, to be put back after a capture's warm-up."""
         self.model, self.loss, self.half, self.after, self.also = model, loss, half, after, also
-        if compiled:  # torch gives up compiling a forward that eight runs of one process have each their way with
+        if compiled:  # torch gives up compiling a forward after eight runs in one process
             torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
         self.parameters: list[Tensor] = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.working = WorkingCopy(model, self.parameters, batch=batch, half=half, compiled=compiled)

@@ -36,30 +36,31 @@ def run_autoattack(
     task: Task,
 ) -> tuple[Run, dict[str, Any]]:
     """AutoAttack's verdicts and what each part left standing. `natural` says which examples are right to begin with."""
-    probe, _ = subject.take(torch.arange(min(len(subject.x), 64)))
+    probe, _ = subject.take(torch.arange(min(len(subject.x), 64, subject.batch)))
     version: Version = "rand" if is_stochastic(subject.model, probe) else "standard"
     standing = natural.clone()
     after: dict[str, float] = {}
     took: dict[str, float] = {}
     again, seconds = 0, 0.0
+    retried = 0  # of the batch that is being judged
     for part in parts(version, classes=subject.classes):
         ledger = ledger_of(part)
         rows = torch.nonzero(standing & ~ledger.judged)[:, 0]
         advance = task(f"AutoAttack {part}", len(rows))
 
         def work(x: Tensor, y: Tensor, _rows: Tensor, part: str = part) -> Tensor:
-            nonlocal again
+            nonlocal retried
             right, retried = _judge(subject, part, x, y, eps=settings.eps, version=version, seed=seed)
-            again += retried
             return right
 
         began = time.perf_counter()
         for done, right in subject.each(rows, work):
-            ledger.enter(done, right, time.perf_counter() - began)
+            ledger.enter(done, right, time.perf_counter() - began, retried)
             began = time.perf_counter()
             advance(len(done))
         standing &= ledger.stands
         seconds += ledger.seconds
+        again += ledger.retried
         took[part] = ledger.seconds
         after[part] = float(standing.double().mean())
     detail = {"version": version, "accuracy_after": after, "seconds": took, "retried_in_fp32": again}

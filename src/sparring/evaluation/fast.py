@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from sparring.attacks.setting import Model
 from sparring.engine.fold import agrees, fold
-from sparring.engine.replay import Replayed
+from sparring.engine.replay import SIZES, Replayed
 
 Precision = Literal["fp32", "bf16"]
 
@@ -34,19 +34,26 @@ def frozen(model: Model) -> Iterator[None]:
             parameter.requires_grad_(True)
 
 
-def gradient_model(model: Model, probe: Tensor, *, precision: Precision, compiled: bool = False) -> Model:
-    """What to take gradients from. `model` is in eval mode; `probe` is a few of the images it will see."""
+def gradient_model(
+    model: Model, probe: Tensor, *, precision: Precision, most: int = 0, compiled: bool = False
+) -> Model:
+    """What to take gradients from.
+
+    Args:
+        model: in eval mode.
+        probe: a few of the images it will see.
+        most: how many it will see at once.
+    """
     if precision == "fp32":
         return model
     if not isinstance(model, nn.Module) or not _folds(model, probe):
         return _autocast(model)
-    # cuDNN's fused convolutions are as fast as compiled ones on a ResNet and need no compiling.
+    if probe.is_cuda and not compiled:  # fused operations are as fast as compiled ones and need no compiling
+        fused = fold(model, dtype=torch.bfloat16, fused=True)
+        if fused is not None and agrees(fused, model, probe.float(), most=min(most, SIZES[-1])):
+            return fused if fused.passes is None else Replayed(fused)
     network = fold(model, dtype=torch.bfloat16, fused=False)
     assert network is not None
-    if probe.is_cuda and not compiled:
-        fused = fold(model, dtype=torch.bfloat16, fused=True)
-        if fused is not None and agrees(fused, model, probe.float()):
-            return fused if fused.passes is None else Replayed(fused)
     try:  # bf16 and channels_last may not suit what a stranger's forward does
         with torch.enable_grad():
             point = probe.float().requires_grad_()

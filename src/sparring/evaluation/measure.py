@@ -26,7 +26,7 @@ from torch import Tensor
 from sparring._version import __version__
 from sparring.attacks.setting import Model, quiet
 from sparring.engine import on
-from sparring.errors import UserError
+from sparring.errors import RunFailed, UserError
 from sparring.evaluation.climb import Starts, climb
 from sparring.evaluation.ensemble import Task, run_autoattack
 from sparring.evaluation.fast import Precision, frozen
@@ -204,10 +204,24 @@ def _worst(name: str, eps: float, seed: int, records: Sequence[Record]) -> Recor
 def _doubts(
     model: Model, subject: Subject, records: Mapping[str, Record], *, eps: float, seed: int
 ) -> tuple[dict[str, Any], ...]:
+    """What there is to doubt, looked for on as many images as fit into memory."""
+    count = min(len(subject.x), _DOUBTED)
+    while True:
+        try:
+            return _doubts_on(count, model, subject, records, eps=eps, seed=seed)
+        except torch.OutOfMemoryError:
+            if count == 1:
+                raise RunFailed("one image does not fit into the memory of the device.") from None
+        count //= 2  # not in the handler, whose traceback holds the tensors
+        torch.cuda.empty_cache()
+
+
+def _doubts_on(
+    count: int, model: Model, subject: Subject, records: Mapping[str, Record], *, eps: float, seed: int
+) -> tuple[dict[str, Any], ...]:
     from sparring.evaluation.doubt import doubts as look  # here, because most of it is a second set of attacks
 
-    n = len(subject.x)
-    rows = torch.linspace(0, n - 1, min(n, _DOUBTED)).round().long()  # spread out: images may be sorted by class
+    rows = torch.linspace(0, len(subject.x) - 1, count).round().long()  # spread out: images may be sorted by class
     x, y = subject.take(rows)
     # Only attacks on this very ball can be compared with one another; of two by one name the first.
     here = [record for record in records.values() if record.eps == eps and not record.name.startswith(WORST)]

@@ -31,20 +31,23 @@ class Ledger:
     stands: Tensor  # bool per example: judged and right; True while not judged
     seconds: float = 0.0
     path: Path | None = None
+    retried: int = 0  # examples that were attacked twice
 
     @classmethod
     def empty(cls, n: int, path: Path | None = None) -> Ledger:
         """Nothing known yet."""
         return cls(torch.zeros(n, dtype=torch.bool), torch.ones(n, dtype=torch.bool), 0.0, path)
 
-    def enter(self, rows: Tensor, stands: Tensor, seconds: float) -> None:
+    def enter(self, rows: Tensor, stands: Tensor, seconds: float, retried: int = 0) -> None:
         """Write verdicts down, on disk too where there is a store."""
         self.judged[rows] = True
         self.stands[rows] = stands.cpu()
         self.seconds += seconds
+        self.retried += retried
         if self.path is not None:
             with replacing(self.path) as temporary, temporary.open("wb") as file:
-                np.savez(file, judged=self.judged.numpy(), stands=self.stands.numpy(), seconds=self.seconds)
+                verdicts = self.judged.numpy(), self.stands.numpy()
+                np.savez(file, judged=verdicts[0], stands=verdicts[1], seconds=self.seconds, retried=self.retried)
 
 
 class Store:
@@ -71,12 +74,12 @@ class Store:
         try:
             with np.load(path, allow_pickle=False) as saved:
                 judged, stands = torch.from_numpy(saved["judged"]), torch.from_numpy(saved["stands"])
-                seconds = float(saved["seconds"])
+                seconds, retried = float(saved["seconds"]), int(saved["retried"]) if "retried" in saved else 0
         except (OSError, ValueError, KeyError, zipfile.BadZipFile):
             raise UserError(f"{path} is not a whole file of verdicts. Delete it; only its part is run again.") from None
         if judged.shape != (self.n,) or stands.shape != (self.n,):
             raise UserError(f"{path} holds {len(judged)} verdicts where {self.n} belong. Delete it.")
-        return Ledger(judged, stands, seconds, path)
+        return Ledger(judged, stands, seconds, path, retried)
 
 
 def open_store(folder: Path | None, model: Model, x: Tensor, y: Tensor) -> Store:

@@ -77,7 +77,7 @@ def prepare(
     with on(device):
         probe, _ = subject.take(torch.arange(min(len(x), 16)))
         subject.classes = _classes(model, probe, y)
-        subject.fast = gradient_model(model, probe, precision=precision, compiled=compiled)
+        subject.fast = gradient_model(model, probe, precision=precision, most=subject.batch, compiled=compiled)
     return subject
 
 
