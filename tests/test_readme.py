@@ -53,7 +53,7 @@ ELSEWHERE = (
 )
 # Why a command of the README is parsed and not run: what it needs is not in a test.
 NEEDS_MORE = {
-    "CIFAR-10 or SVHN": r"cifar10|svhn",
+    "CIFAR-10 or SVHN": r"^(?!.*--data folder:).*(cifar10|svhn)",
     "an hour": r"autoattack",
     "a checkpoint of somebody else": r"\.(pth\.tar|pth|pt)\b",
 }

@@ -71,6 +71,7 @@ def test_round_trip_is_exact(schedule):
     ("text", "message"),
     [
         ("fast", "'fast' is not a number"),
+        ("one-cicle:0.2", "there is no schedule 'one-cicle'. Did you mean 'one-cycle'?"),
         ("8/0", "is not a number"),
         ("0.1,0.01", "needs its start"),
         ("0.1@3", "first value of a schedule has no start"),

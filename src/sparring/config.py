@@ -153,6 +153,7 @@ def model_facts(config: Config, data: Dataset) -> dict[str, Any]:
     return {
         "name": config.model,
         "num_classes": data.num_classes,
+        "classes": list(data.classes),
         "channels": data.channels,
         "size": list(data.size),
         "normalize": normalize,

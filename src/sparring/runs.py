@@ -6,6 +6,7 @@
     last.safetensors      everything needed to continue: weights, momentum, place in the epoch
     best.safetensors      the weights of the best epoch on validation data
     events.out.tfevents…  the same metrics for TensorBoard
+    evaluation/           what was measured on the model afterwards
 
 Knows files only: no model, no training. A folder that holds a run is never written over unless asked.
 """
@@ -17,6 +18,7 @@ import fcntl
 import json
 import os
 import platform
+import shutil
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -36,6 +38,7 @@ from sparring.errors import UserError
 
 CONFIG, ENVIRONMENT, METRICS = "config.json", "environment.json", "metrics.jsonl"
 LAST, BEST = "last.safetensors", "best.safetensors"
+EVALUATION = "evaluation"  # a folder: what `sparring evaluate` and `bound` found
 _OWN = (LAST, BEST, METRICS, ENVIRONMENT, CONFIG)
 
 
@@ -186,7 +189,8 @@ def environment(device: torch.device) -> dict[str, Any]:
 
 
 def _clear(folder: Path) -> None:
-    """Remove a run's own files, and nothing else."""
+    """Remove a run's own files, what was measured on them included, and nothing else."""
+    shutil.rmtree(folder / EVALUATION, ignore_errors=True)
     for path in [*folder.glob("events.out.tfevents.*"), *folder.glob(".*.tmp")]:
         path.unlink(missing_ok=True)
     for name in _OWN:  # the configuration last: until it is gone this is still a run

@@ -17,7 +17,7 @@ import itertools
 import math
 from dataclasses import dataclass
 
-from sparring.errors import UserError
+from sparring.errors import UserError, did_you_mean
 
 
 def number(text: str) -> float:
@@ -136,6 +136,12 @@ def parse(text: str) -> Schedule:
         if not dots:
             raise UserError(f"{text!r}: a ramp is written ramp:FIRST..LAST@50%.")
         return Ramp(number(first), number(last), _fraction(until, text) if until else 1.0)
+    kind, colon, _ = text.partition(":")
+    if colon:
+        raise UserError(
+            f"{text!r}: there is no schedule {kind!r}.{did_you_mean(kind, ('one-cycle', 'ramp'))} Write for example "
+            "0.1,0.01@60, one-cycle:0.2 or ramp:0..8/255@50%."
+        )
     first, *rest = text.split(",")
     if "@" in first:
         raise UserError(f"{text!r}: the first value of a schedule has no start; write for example 0.1,0.01@60.")

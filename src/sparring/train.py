@@ -9,6 +9,7 @@ gradient that is not finite stops the run before the update. This module knows n
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -183,8 +184,8 @@ def one_epoch(
         if (stopping or due or state.step % engine.check_every == 0 or state.step == steps) and engine.update.failed():
             raise RunFailed(
                 f"the loss or its gradient is not finite by epoch {state.epoch}, step {state.step} "
-                f"(learning rate {lr:g}). It moved no weight, and the last checkpoint is good. "
-                f"Try a lower --lr than {config.lr}."
+                f"(learning rate {lr:g}). It moved no weight; what was saved before is good. "
+                f"Begin again with --overwrite and a lower --lr than {config.lr}."
             )
         if stopping or due:
             save()
@@ -263,7 +264,7 @@ def _open(folder: Path, config: Config, recipe: str, *, resume: bool, overwrite:
     if changed:
         raise UserError(
             f"{folder} was begun with another configuration ({'; '.join(changed)}). "
-            f"Resume it as it was: sparring train --out {folder} --resume."
+            f"Resume it as it was: {shlex.join(['sparring', 'train', '--out', str(folder), '--resume'])}."
         )
     runs.sweep(folder)
     return run

@@ -138,7 +138,10 @@ def load(
     notes = list(file.notes)
     if normalize is None and "model" not in file.facts:
         notes.append("no normalisation: if it was trained on normalised images, give their mean and std.")
-    return Loaded(net.eval(), {**file.facts, "model": network.facts()}, tuple(notes))
+    told_of_itself = file.facts.get("model")
+    names = told_of_itself.get("classes") if isinstance(told_of_itself, dict) else None
+    described = {**network.facts(), **({"classes": names} if isinstance(names, list) else {})}
+    return Loaded(net.eval(), {**file.facts, "model": described}, tuple(notes))
 
 
 def facts(path: Path | str, *, which: Which = "last") -> dict[str, Any]:

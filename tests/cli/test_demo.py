@@ -40,10 +40,15 @@ def test_the_demo(sparring, tmp_path):
         (["--seed", "-1"], "seed must be at least 0"),
         (["--out", "file"], "cannot make the folder file/standard"),
         (["--eps", "0.1"], "--eps"),
+        (["--out", "site"], "site holds something else (index.html)"),
+        (["--out", "images"], "images holds something else (cat)"),
     ],
 )
 def test_what_the_user_can_mend(sparring, tmp_path, words, says):
     (tmp_path / "file").write_text("")
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "index.html").write_text("my own")
+    (tmp_path / "images" / "cat").mkdir(parents=True)
     sparring("demo", *words).mends(says)
 
 

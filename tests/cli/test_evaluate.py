@@ -9,10 +9,12 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
+import sparring as library
 from sparring.cli import evaluate as command
 
-from .conftest import start
+from .conftest import QUICK, start, write_images
 
 FAST = ["--protocol", "quick", "--limit", "20", "--no-doubts"]
 
@@ -38,15 +40,51 @@ def test_another_radius_than_the_runs_is_worth_a_line(sparring, run):
 
 
 def test_other_data_or_normalisation_is_another_file(sparring, run):
-    for more in ([], ["--data", "digits"], ["--mean", "0.5", "--std", "1/4"], ["--eps", "0.1"], ["--seed", "2"]):
+    for more in ([], ["--data", "digits"], ["--eps", "0.1"], ["--seed", "2"]):
         assert sparring("evaluate", run, *FAST, *more).code == 0
     assert {path.stem.removeprefix("quick") for path in (run / "evaluation").glob("*.json")} == {
         "-limit20",
         "-digits-limit20",
-        "-mean0.5-std0.25-limit20",
         "-eps0.1-limit20",
         "-limit20-seed2",
     }
+    normalised = ["--mean", "0.5", "--std", "1/4"]
+    sparring("evaluate", run, *FAST, *normalised).mends("knows how it normalises", "Leave out --mean")
+    bare = {name: tensor.clone() for name, tensor in library.load_model(run).state_dict().items()}
+    torch.save(bare, "theirs.pth")
+    assert sparring("evaluate", "theirs.pth", "--data", "digits", *FAST, *normalised).code == 0
+    assert [path.stem for path in Path("evaluation/theirs").glob("*.json")] == ["quick-digits-mean0.5-std0.25-limit20"]
+
+
+def test_images_of_other_classes_are_refused(sparring, tmp_path):
+    """The same number of them: their labels would be read as others'."""
+    write_images(tmp_path / "mine", count=100)
+    shutil.copytree(tmp_path / "mine", tmp_path / "renamed")
+    (tmp_path / "renamed" / "digit 0").rename(tmp_path / "renamed" / "zero")
+    given = ["--data", "folder:mine", "--validation", "20", "--out", "run"]
+    assert sparring("train", *QUICK, *given).code == 0
+    said = sparring("evaluate", "run", "--data", "folder:renamed", *FAST)
+    said.mends("run was made for other classes: its class 0 is 'digit 0', that of renamed 'digit 1'")
+    (tmp_path / "mine").rename(tmp_path / "moved")
+    sparring("evaluate", "run", *FAST).mends("no such folder: mine", "run was trained on folder:mine", "--data")
+    assert sparring("evaluate", "run", "--data", "folder:moved", *FAST).code == 0
+
+
+def test_steps_that_do_not_reach_the_ball_are_told(sparring, run):
+    words = ["--protocol", "trades", "--limit", "4", "--no-doubts"]
+    said = sparring("evaluate", run, *words, "--eps", "0.3")
+    told = " ".join(said.out.split())
+    assert "pgd20: 20 steps of 0.003 reach 0.06 of eps 0.3 and no further." in told and "fgsm: 1" not in told
+    assert "no further" not in sparring("evaluate", run, *words).out
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full; nothing to install")
+def test_output_that_cannot_be_written(run, tmp_path):
+    with Path("/dev/full").open("w") as full:
+        child = start("evaluate", run, *FAST, cwd=tmp_path, stdout=full)
+        _, err = child.communicate()
+    assert child.returncode == 1 and err.startswith("sparring: the output could not be written: No space"), err
+    assert "Traceback" not in err and (run / "evaluation" / "quick-limit20.json").exists()
 
 
 @pytest.mark.parametrize(

@@ -189,6 +189,21 @@ def test_doubts_stand_on_the_page(sparring, evaluated, tmp_path):
     assert "Doubt" not in page()[1].text
 
 
+def test_a_folder_of_runs(sparring, evaluated, finished, tmp_path):
+    for name, source in (("one", evaluated), ("two", finished)):
+        shutil.copytree(source, tmp_path / "all" / name)
+    assert sparring("report", "all", "--walks", 0).code == 0
+    assert "2 runs compared" in page()[0]
+
+
+def test_of_two_alike_the_later_one_counts(evaluated, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(evaluated, folder)
+    add_evaluation(folder, "a-later-one", all_wrong)
+    (row,) = methods(folder)
+    assert set(row.accuracies.values()) == {0.0}
+
+
 def test_protocols_of_one_file_and_one_radius_keep_their_columns_apart(sparring, evaluated, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(evaluated, folder)

@@ -218,6 +218,8 @@ def test_the_plan(sparring):
         (["table-tiny", "--limit", "0"], ["--limit", "at least 1"]),
         (["table-tiny", "--max-minutes", "0"], ["--max-minutes", "above 0"]),
         (["table-tiny", "--at-once", "0"], ["--at-once", "at least 1"]),
+        (["fig-motivation", "--limit", "5"], ["--limit is for items that measure accuracy", "Leave it out"]),
+        (["table-tiny", "--plan", "--draw"], ["Give one of them"]),
         (["table-tiny", "--seeds", "-1"], ["seeds count from 0"]),
         (["table-tiny", "--device", "tpu"], ["unknown device 'tpu'"]),
         (["table-tiny", "--result", "x"], ["--results"]),

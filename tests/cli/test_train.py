@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ import sparring as library
 from sparring import runs
 from sparring.cli import train as command
 from sparring.cli.train import Flag, pick_device, stopping
+from sparring.data import Split, load
 from sparring.errors import UserError
 from sparring.recipes import find
 from sparring.schedules import constant
@@ -169,13 +172,46 @@ def test_own_images_from_folder_to_logits(sparring, tmp_path):
     write_images(tmp_path / "my images")
     given = ["--data", "folder:my images", "--validation", "60", "--out", "own run"]
     said = sparring("train", *QUICK, *given)
-    assert said.code == 0 and "fat on my images (240 images, 10 classes) -> own run" in said.out
+    assert said.code == 0 and "fat on my images (240 training and 60 test images, 10 classes) -> own run" in said.out
     assert said.out.endswith("sparring evaluate 'own run' --eps 0.3\n")  # ready to be pasted
     measured = sparring("evaluate", "own run", "--protocol", "quick", "--limit", "20", "--no-doubts")
     assert measured.code == 0 and "Accuracy on 20 images" in measured.out
 
     model = library.load_model("own run")
     assert model(torch.rand(2, 1, 8, 8)).shape == (2, 10)
+
+
+def test_other_data_are_another_run(sparring, tmp_path):
+    write_images(tmp_path / "my images", count=100)
+    assert sparring("train", *QUICK, "--data", "folder:my images", "--validation", "20").code == 0
+    assert (tmp_path / "runs" / "fat-digits-my images-seed0" / "config.json").exists()
+
+
+def test_what_is_hardly_meant_is_told(sparring):
+    words = ["--attack.eps", "8/255", "--lr", "0.1,0.01@600", "--out", "run"]
+    said = sparring("train", *QUICK, *words)
+    assert said.code == 0
+    assert "note: a step of 0.075 is longer than the ball (0.0314); another: --attack.step-size." in said.out
+    assert "note: validation and the best epoch are judged at eps 0.3, training is at 0.0314" in said.out
+    assert "note: --lr 0.1,0.01@600: @600 lies behind the last epoch (2)." in said.out
+    assert "days" not in said.out
+    assert "note:" not in sparring("train", *QUICK, "--out", "other").out
+    config = find("fat-cifar10-resnet18").config
+    assert not list(command._notes(config, load("digits"), torch.device("cuda")))
+    data = replace(
+        load("digits"),
+        train=Split(torch.zeros(50_000, 3, 32, 32, dtype=torch.uint8), torch.zeros(50_000, dtype=torch.int64)),
+    )
+    (note,) = command._notes(config, data, torch.device("cpu"))
+    assert re.search(r"on a CPU this takes about \d+ days", note)
+
+
+def test_overwriting_a_run_forgets_what_was_measured_on_it(sparring):
+    assert sparring("train", *QUICK, "--out", "run").code == 0
+    assert sparring("evaluate", "run", "--protocol", "quick", "--limit", "8", "--no-doubts").code == 0
+    assert Path("run/evaluation").is_dir()
+    assert sparring("train", *QUICK, "--out", "run", "--overwrite", "--seed", "1").code == 0
+    assert not Path("run/evaluation").exists()
 
 
 def test_bad_images_are_named_before_anything_is_made(sparring, tmp_path):

@@ -69,7 +69,7 @@ def test_hold_out_follows_its_seed():
 
 @pytest.mark.parametrize("count", [-1, 9, 10, 11])
 def test_hold_out_refuses_impossible_counts(count):
-    with pytest.raises(UserError, match="from 0 to 8"):
+    with pytest.raises(UserError, match="from 1 to 8"):
         hold_out(split_of([5, 5]), count, seed=0)
 
 

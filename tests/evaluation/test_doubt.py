@@ -284,6 +284,16 @@ def test_tiny_batches(nets: dict, unseen: tuple[Tensor, Tensor], n: int) -> None
     doubts(Broken(nets["robust", 0], quantised), x, y, eps=0.1)
 
 
+def test_what_another_attack_has_broken_is_no_news(nets: dict, unseen: tuple[Tensor, Tensor]) -> None:
+    """AutoAttack has a blind search of its own: what it broke, ours need not break once more."""
+    x, y = unseen[0][:100], unseen[1][:100]
+    model = Broken(nets["robust", 0], quantised)
+    assert "square-beats-white-box" in {doubt.name for doubt in doubts(model, x, y, eps=0.1)}
+    all_broken = {"autoattack": torch.zeros(100, dtype=torch.bool)}
+    found = {doubt.name for doubt in doubts(model, x, y, eps=0.1, correct=all_broken)}
+    assert "square-beats-white-box" not in found and "zero-gradients" in found
+
+
 def test_images_of_another_shape(nets: dict, unseen: tuple[Tensor, Tensor]) -> None:
     assert doubts(nets["robust", 0], unseen[0].flatten(1), unseen[1], eps=0.1) == []
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import io
 import signal
@@ -41,7 +42,7 @@ Examples:
   sparring demo
   sparring train fat-digits --out runs/first
   sparring train fat-cifar10-resnet18 --epochs 30 --attack.eps 8/255 --seed 3
-  sparring train fat-digits --data folder:my-images
+  sparring train fat-cifar10-resnet18 --data folder:my-images --validation 100
   sparring reproduce fig-motivation
   sparring COMMAND --help"""
 
@@ -69,6 +70,13 @@ def main(argv: list[str] | None = None) -> int:
 
         let_go()
         return 0
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+            raise
+        from sparring.cli.screen import let_go
+
+        let_go()  # what is still to be printed has no place either
+        return _say(f"the output could not be written: {error.strerror}.", 1)
 
 
 @contextmanager

@@ -41,7 +41,9 @@ def run(argv: list[str]) -> int:
     """The command."""
     options = parse(Options, argv, prog="sparring data", description=DESCRIPTION)
     if options.action == "list":
-        table = Table("data", "here", "where", "how to get it", box=None, pad_edge=False)
+        table = Table("data", "here", box=None, pad_edge=False)
+        for title in ("where", "how to get it"):  # a path that is cut short is no path
+            table.add_column(title, overflow="fold")
         for found in data.describe(root=options.root):
             table.add_row(found.name, "yes" if found.present else "no", found.where, found.how)
         Screen().print(table)

@@ -21,7 +21,7 @@ from sparring.cli.screen import Screen
 from sparring.cli.train import stopping
 from sparring.config import Config
 from sparring.data import Dataset, load
-from sparring.errors import RunFailed
+from sparring.errors import RunFailed, UserError
 from sparring.evaluation import evaluate
 from sparring.recipes import quickstart
 from sparring.report.page import Method, percent, write_page
@@ -57,6 +57,7 @@ class Options:
 def run(argv: list[str]) -> int:
     """The command."""
     options = parse(Options, argv, prog="sparring demo", description=DESCRIPTION)
+    _refuse_strangers(options.out)
     began = time.perf_counter()
     data, console = load("digits"), Screen()
     console.print(
@@ -90,6 +91,17 @@ def run(argv: list[str]) -> int:
         soft_wrap=True,
     )
     return 0
+
+
+def _refuse_strangers(out: Path) -> None:
+    """A folder with something in it that is not an earlier demo's is not ours to write into."""
+    if not out.is_dir():
+        return
+    page = {"index.html"} if (out / "demo.json").is_file() else set()
+    own = {"demo.json", *page, *(name.lower() for name in TRIALS if (out / name.lower() / runs.CONFIG).is_file())}
+    others = sorted(entry.name for entry in out.iterdir() if entry.name not in own)
+    if others:
+        raise UserError(f"{out} holds something else ({others[0]}). Choose an empty or a new folder with --out.")
 
 
 def _measure(name: str, about: str, config: Config, model: torch.nn.Module, data: Dataset, folder: Path) -> Method:

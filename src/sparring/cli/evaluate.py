@@ -79,7 +79,7 @@ def run(argv: list[str]) -> int:
     """The command."""
     asked = parse(Arguments, argv, prog="sparring evaluate", description=DESCRIPTION)
     path, which = of_a_run(asked.path, asked.which)
-    asked = replace(asked, path=path, which=which)
+    asked = replace(asked, path=path, which=which, protocol=tuple(dict.fromkeys(asked.protocol)))
     find(asked.protocol)  # a misspelt name is told before anything is read
     loaded, spec, images = open_subject(
         path,
@@ -118,10 +118,12 @@ def run(argv: list[str]) -> int:
         )
     except KeyboardInterrupt:
         raise RunFailed("stopped. The same command continues where it was.") from None
+    files = [folder / f"{_name(asked)}.json", *([asked.json] if asked.json else [])]
+    for path in files:
+        write_text(path, result.to_json())
     Screen().print(result.table())
     _tell_radius(asked, {record.eps for record in result if record.eps})
-    for path in [folder / f"{_name(asked)}.json", *([asked.json] if asked.json else [])]:
-        write_text(path, result.to_json())
+    for path in files:
         print(f"wrote {path}")
     return 0
 
@@ -166,10 +168,19 @@ def open_subject(
     )
     for note in loaded.notes:
         print(f"note: {note}")
+    if mean and "recipe" in loaded.facts:
+        raise UserError(f"{path} is Sparring's own and knows how it normalises. Leave out --mean and --std.")
     spec = data_name or loaded.facts.get("data")
     if not isinstance(spec, str):
         raise UserError(f"{path} does not say which data it was trained on. Give it: --data cifar10.")
-    images = data.load(spec)
+    try:
+        images = data.load(spec)
+    except UserError as error:
+        if data_name is not None:
+            raise
+        raise UserError(
+            f"{error} ({path} was trained on {spec}; where that lies elsewhere now, say so with --data.)"
+        ) from None
     _fit(loaded.facts["model"], images, path)
     return loaded, spec, images
 
@@ -195,6 +206,14 @@ def _fit(model: dict[str, object], images: Dataset, path: Path) -> None:
             raise UserError(
                 f"{path} was made for {own} {what}, {images.name} has {given}. Give its own data set with --data."
             )
+
+    own_names = model.get("classes")
+    if isinstance(own_names, list) and own_names != list(images.classes):
+        at = next(i for i, pair in enumerate(zip(own_names, images.classes, strict=True)) if pair[0] != pair[1])
+        raise UserError(
+            f"{path} was made for other classes: its class {at} is {own_names[at]!r}, that of {images.name} "
+            f"{images.classes[at]!r}. Give its own data set with --data."
+        )
 
 
 def _folder(path: Path) -> Path:

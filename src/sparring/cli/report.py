@@ -35,7 +35,7 @@ class Options:
     """What goes on the page."""
 
     paths: Annotated[tuple[Path, ...], tyro.conf.Positional] = (Path("results"),)
-    """Run folders, folders of results (results/table1), or the folder of all results."""
+    """Run folders or a folder of them, folders of results (results/table1), or the folder of all results."""
     out: Path = Path("report.html")
     """The page."""
     title: str | None = None
@@ -51,8 +51,9 @@ def run(argv: list[str]) -> int:
         raise UserError(f"--walks must be at least 0, got {options.walks}.")
     if options.out.is_dir():
         raise UserError(f"{options.out} is a folder. Name a file: --out {options.out / 'report.html'}.")
-    folders = [path for path in options.paths if (path / runs.CONFIG).is_file()]
-    exhibits = [one for path in options.paths if path not in folders for one in _exhibits(path)]
+    folders = [folder for path in options.paths for folder in _run_folders(path)]
+    others = [path for path in options.paths if not _run_folders(path)]
+    exhibits = [one for path in others for one in _exhibits(path)]
     methods = [row for folder in folders for row in rows_of(folder)]
     if not methods and not exhibits:
         given = ", ".join(map(str, options.paths))
@@ -78,6 +79,13 @@ def run(argv: list[str]) -> int:
     )
     print(f"wrote {options.out}")
     return 0
+
+
+def _run_folders(path: Path) -> list[Path]:
+    """The run in a folder, or those that lie in it."""
+    if (path / runs.CONFIG).is_file():
+        return [path]
+    return sorted(config.parent for config in path.glob(f"*/{runs.CONFIG}")) if path.is_dir() else []
 
 
 def _exhibits(path: Path) -> list[Exhibit]:

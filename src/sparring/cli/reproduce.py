@@ -45,8 +45,8 @@ Examples:
   sparring reproduce
   sparring reproduce fig-motivation
   sparring reproduce table1 --scale lite
-  sparring reproduce table1 --rows fat-* --seeds 0 1 2 --max-minutes 8.5
-  sparring reproduce fig-tau --scale full --rows small_cnn-* --at-once 3
+  sparring reproduce table1 --rows 'fat-*' --seeds 0 1 2 --max-minutes 8.5
+  sparring reproduce fig-tau --scale full --rows 'small_cnn-*' --at-once 3
   sparring reproduce table1 --draw
   sparring reproduce --draw"""
 
@@ -94,6 +94,8 @@ def run(argv: list[str]) -> int:
         (_draw_all if options.draw else _list)(screen, options)
         return 0
     item = paper.find(options.item)
+    if options.plan and options.draw:
+        raise UserError("--plan lists the jobs and --draw draws what is there. Give one of them.")
     jobs = _jobs(item, options)
     if options.plan:
         screen.print(_planned(jobs))
@@ -158,6 +160,8 @@ def _jobs(item: Item, options: Options) -> list[Job]:
         rows=options.rows,
         limit=options.limit,
     )
+    if options.limit is not None and not any(isinstance(job.row.measure, Robustness) for job in jobs):
+        raise UserError(f"--limit is for items that measure accuracy under attack; {item.name} does not. Leave it out.")
     if not jobs:
         other = "full" if options.scale == "lite" else "lite"
         raise UserError(f"{item.name} has nothing at scale {options.scale}. Write --scale {other}.")
@@ -346,7 +350,10 @@ def _table(item: Item, each: Sequence[Line], between: str = " ± ") -> Table:
 
 
 def _planned(jobs: Sequence[Job]) -> Table:
-    table = Table("row", "scale", "seed", "state", "cost on one H200", box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
+    table.add_column("row", overflow="fold")  # whole: --rows asks for it
+    for title in ("scale", "seed", "state", "cost on one H200"):
+        table.add_column(title)
     for job in jobs:
         table.add_row(job.row.name, job.scale, str(job.seed), state(job), cost.spell(cost.seconds([job])))
     table.add_row(_count(jobs), "", "", "", f"{cost.spell(cost.seconds(jobs))} in all")

@@ -15,12 +15,12 @@ from typing import Annotated
 import torch
 import tyro
 
-from sparring import recipes, runs, schedules
+from sparring import models, recipes, runs, schedules
 from sparring.cli.arguments import parse
 from sparring.cli.progress import TrainingBar
 from sparring.cli.screen import let_go
 from sparring.config import Config, differences
-from sparring.data import load
+from sparring.data import Dataset, load
 from sparring.engine import Kind
 from sparring.errors import RunFailed, UserError
 from sparring.objectives import OBJECTIVES, SPECIAL
@@ -31,7 +31,7 @@ DESCRIPTION = """Train a model by a recipe; any part of the recipe can be replac
 Examples:
   sparring train fat-digits
   sparring train fat-cifar10-resnet18 --epochs 30 --attack.eps 8/255 --seed 3
-  sparring train fat-digits --data folder:my-images --model resnet18
+  sparring train fat-cifar10-resnet18 --data folder:my-images --validation 100 --epochs 30
   sparring train --out runs/fat-digits-seed0 --resume
 
 Recipes: sparring recipes"""
@@ -60,12 +60,17 @@ def run(argv: list[str]) -> int:
     """The command."""
     recipe, options = _options(argv)
     wanted = options.config
-    folder = options.out or Path("runs") / f"{recipe or 'run'}-seed{wanted.seed}"
+    folder = options.out or _folder(recipe, wanted)
     device = pick_device(options.device)
     data = load(wanted.data)
     again = f"Continue with: {_again(folder, options)}"
     try:
-        print(f"{wanted.objective} on {data.name} ({len(data.train)} images, {data.num_classes} classes) -> {folder}")
+        print(
+            f"{wanted.objective} on {data.name} ({len(data.train)} training and {len(data.test)} test images, "
+            f"{data.num_classes} classes) -> {folder}"
+        )
+        for note in _notes(wanted, data, device):
+            print(f"note: {note}")
         with stopping() as stop:
             train(
                 wanted,
@@ -89,6 +94,43 @@ def run(argv: list[str]) -> int:
         raise RunFailed(f"stopped, because nobody reads the output any more. {again}") from None
     _summary(folder)
     return 0
+
+
+def _folder(recipe: str, wanted: Config) -> Path:
+    """runs/RECIPE-seedN; with other data than the recipe's their name in it, for they are another run."""
+    known = recipes.RECIPES.get(recipe)
+    other = ""
+    if known is not None and wanted.data != known.config.data:
+        other = f"-{Path(wanted.data.partition('?')[0].rpartition(':')[2]).stem}"
+    return Path("runs") / f"{recipe or 'run'}{other}-seed{wanted.seed}"
+
+
+def _notes(config: Config, data: Dataset, device: torch.device) -> Iterator[str]:
+    """What is allowed and yet hardly meant."""
+    eps = max(config.attack.eps.values())
+    if config.objective != "standard" and config.attack.step_size > eps:
+        yield f"a step of {config.attack.step_size:g} is longer than the ball ({eps:.3g}); another: --attack.step-size."
+    if not eps / 2 < config.validation_eps * 1.001 < 2.002 * eps:
+        yield (
+            f"validation and the best epoch are judged at eps {config.validation_eps:.3g}, training is at {eps:.3g}; "
+            "another: --validation-eps."
+        )
+    for name, schedule in (("lr", config.lr), ("attack.tau", config.attack.tau), ("attack.eps", config.attack.eps)):
+        late = [start for start, _ in getattr(schedule, "pieces", ()) if start.epoch(config.epochs) > config.epochs]
+        if late and not late[0].relative:
+            yield f"--{name} {schedule}: @{late[0]} lies behind the last epoch ({config.epochs})."
+    days = _days_on_a_cpu(config, data)
+    if device.type == "cpu" and days > 1:
+        yield f"there is no GPU here: on a CPU this takes about {days:,.0f} days. Fewer --epochs, or a smaller --model."
+
+
+def _days_on_a_cpu(config: Config, data: Dataset) -> float:
+    """Roughly, from multiply-adds at the speed of some common cores."""
+    with torch.device("meta"):
+        model = models.build(config.model, num_classes=data.num_classes, channels=data.channels, size=data.size)
+        flops = models.forward_flops(model, (1, data.channels, *data.size))
+    steps = 0 if config.objective == "standard" else config.attack.steps
+    return config.epochs * len(data.train) * flops * (2 * steps + 3) / 1e11 / 86400
 
 
 def _again(folder: Path, options: Options) -> str:

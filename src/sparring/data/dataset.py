@@ -87,10 +87,8 @@ def hold_out(split: Split, count: int, *, seed: int) -> tuple[Split, Split]:
     sizes = torch.bincount(y).numpy()
     most = len(split) - int((sizes > 0).sum())
     if not 0 <= count <= most:
-        raise UserError(
-            f"cannot hold out {count} of {len(split)} images: every class keeps at least one. "
-            f"Choose a count from 0 to {max(most, 0)}; in training with --validation."
-        )
+        way = f"Choose a count from 1 to {most}; in training with --validation." if most > 0 else "Give more images."
+        raise UserError(f"cannot hold out {count} of {len(split)} images: every class keeps at least one. {way}")
     held = torch.zeros(len(split), dtype=torch.bool)
     for label, quota in enumerate(_quotas(sizes, count)):
         members = (y == label).nonzero().flatten()

@@ -25,6 +25,8 @@ def read_npz(path: Path) -> dict[str, NDArray[Any]]:
     """Every array of the file, by key."""
     if not path.is_file():
         raise UserError(f"no such file: {path}. Give a .npz file with x_train, y_train, x_test, y_test.")
+    if not zipfile.is_zipfile(path):
+        raise UserError(f"{path} is not a .npz file. Write it with np.savez(path, x_train=..., y_train=...).")
     try:
         with np.load(path, allow_pickle=False) as archive:
             return {key: archive[key] for key in archive.files}

@@ -23,6 +23,8 @@ from sparring.errors import did_you_mean
 
 WORST = "worst"
 
+_REACH = 0.9  # of the radius: an attack whose steps add up to less is told
+
 
 @dataclass(frozen=True, eq=False)
 class Run:
@@ -89,6 +91,10 @@ class Record:
     def seconds(self) -> float:
         """Time taken, all seeds together, earlier sittings of a resumed evaluation included."""
         return sum(run.seconds for run in self.runs)
+
+    def __repr__(self) -> str:
+        """Short: no verdicts."""
+        return f"<Record {self.name}: accuracy {self.accuracy:.4f} on {self.n} images, eps {_pixels(self.eps)}>"
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON."""
@@ -171,6 +177,12 @@ class Result:
         """For programs; `Result.from_json` reads it back."""
         return json.dumps(self.as_dict(), indent=1)
 
+    def __repr__(self) -> str:
+        """Short: accuracies in per cent. `table` says more, `as_dict` all."""
+        each = ", ".join(f"{record.name} {100 * record.accuracy:.2f}" for record in self)
+        doubts = f"; doubts: {', '.join(doubt['name'] for doubt in self.doubts)}" if self.doubts else ""
+        return f"<Result, {self.n} images, accuracy in %: {each}{doubts}>"
+
     @classmethod
     def from_json(cls, text: str) -> Result:
         """The result that `to_json` wrote."""
@@ -199,8 +211,14 @@ class Result:
             table.add_row(*cells, ", ".join(word for word in how if word))
         low, high = interval(self.worst_case.accuracy, self.n)
         trust = f"{self.n} images place the worst case between {100 * low:.1f} and {100 * high:.1f} % (95 % interval)."
+        reach = [
+            f"{r.name}: {r.steps} steps of {_pixels(r.step_size)} reach {_pixels(r.steps * r.step_size)} of eps "
+            f"{_pixels(r.eps)} and no further. The steps of the protocols dat, mart and quick grow with eps."
+            for r in self
+            if 0 < r.steps * r.step_size < _REACH * r.eps
+        ]
         doubts = [f"Doubt: {d['name']}: {d['why']} {d['evidence']} See {d['page']}." for d in self.doubts]
-        return Group(table, *(Text(line) for line in [trust, *doubts]))
+        return Group(table, *(Text(line) for line in [trust, *reach, *doubts]))
 
 
 def interval(accuracy: float, n: int) -> tuple[float, float]:

@@ -66,10 +66,10 @@ def methods(folder: Path) -> list[Method]:
 def _evaluated(folder: Path, config: Config) -> dict[str, _Numbers]:
     """What RUN/evaluation holds, by how it was measured: numbers stand in one row only if all of that is the same.
 
-    Of two evaluations that differ in nothing but their images the one with more of them counts.
+    Of two evaluations that differ in nothing but their images the one with more of them counts, then the later one.
     """
     found: dict[tuple[str, ...], tuple[int, _Numbers]] = {}
-    for path in sorted((folder / "evaluation").glob("*.json")):
+    for path in sorted((folder / runs.EVALUATION).glob("*.json"), key=lambda path: path.stat().st_mtime_ns):
         if path.stem == "bound" or path.stem.startswith("bound-"):  # of `sparring bound`: losses, not accuracies
             continue
         try:
@@ -85,7 +85,7 @@ def _evaluated(folder: Path, config: Config) -> dict[str, _Numbers]:
             which = f"{which or 'checkpoint'} of epoch {epoch}"
         for eps, records in groups.items():
             key = (_radius(eps), where, _protocols(records), which, _how(records))
-            if key not in found or result.n > found[key][0]:
+            if key not in found or result.n >= found[key][0]:
                 found[key] = (result.n, (_accuracies(records, eps), doubts))
     rows = {}
     for (eps_text, where, *rest), (n, numbers) in found.items():
