@@ -3,8 +3,11 @@
 PYTHONPATH=src:site SPARRING_DATA=DATA python3 benchmarks/gpu_precision.py RUNS OUT.json --way plain --seeds 0
 PYTHONPATH=src:site SPARRING_DATA=DATA python3 benchmarks/gpu_precision.py RUNS OUT.json --way fast --seeds 0 1 2
 
-A run that is not through when the minutes are over is saved, and goes on when called again. Test set, n = 10,000,
-protocol dat with fp32 gradients (torch's own TF32 setting) for both ways.
+PYTHONPATH=src:site SPARRING_DATA=DATA python3 benchmarks/gpu_precision.py RUNS OUT.json --given plain-0=FILE
+
+A run that is not through when the minutes are over is saved, and goes on when called again; the last line measures
+weights that were brought home. Test set, n = 10,000, protocol dat, gradients in bf16 and verdicts in fp32 for both ways
+(fp32 gradients give the same accuracies to 0.06 points: results/evaluation/speed-h200.json).
 """
 
 from __future__ import annotations
@@ -14,17 +17,19 @@ import json
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from gpu_methods import Say
 
 from sparring import runs
 from sparring.config import to_json
-from sparring.data import load
+from sparring.data import Dataset, load
 from sparring.evaluation import evaluate
 from sparring.recipes import cifar10
 from sparring.schedules import parse
 from sparring.train import Interrupted, train
+from sparring.weights import load_model
 
 CONFIG = replace(
     cifar10.FAT,
@@ -36,19 +41,33 @@ CONFIG = replace(
 WAYS = {"plain": ("fp32", "plain"), "fast": ("bf16", "fast"), "fast-fp32": ("fp32", "fast")}
 
 
+def measure(name: str, model: torch.nn.Module, data: Dataset, given: argparse.Namespace, facts: dict[str, Any]) -> None:
+    """The test accuracies of a run, into the file with the others."""
+    result = evaluate(model, data.test.x, data.test.y, "dat", precision="bf16", doubts=False)
+    found = json.loads(given.out.read_text()) if given.out.exists() else {"n": len(data.test), "runs": {}}
+    accuracies = {record.name: record.accuracy for record in result}
+    found["runs"][name] = {**facts, **runs.environment(torch.device(given.device)), "dat": accuracies}
+    given.out.write_text(json.dumps(found, indent=1))
+    print(name, {attack: f"{100 * accuracy:.2f}" for attack, accuracy in accuracies.items()}, flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("runs", type=Path)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--way", choices=WAYS, required=True)
+    parser.add_argument("--way", choices=WAYS)
+    parser.add_argument("--given", nargs="*", default=[], help="NAME=FILE of weights to measure")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--minutes", type=float, default=9.0)
     parser.add_argument("--device", default="cuda")
     given = parser.parse_args()
     late = time.monotonic() + 60 * given.minutes
     data = load("cifar10")
-    precision, engine = WAYS[given.way]
-    for seed in given.seeds:
+    for word in given.given:
+        name, _, path = word.partition("=")
+        measure(name, load_model(path, device=given.device), data, given, {"engine": name.partition("-")[0]})
+    for seed in given.seeds if given.way else ():
+        precision, engine = WAYS[given.way]
         config = replace(CONFIG, precision=precision, seed=seed)
         folder = given.runs / f"{given.way}-{seed}"
         same = {"device": given.device, "data": data, "tensorboard": False, "resume": True, "engine": engine}
@@ -58,19 +77,14 @@ def main() -> None:
         except Interrupted as stopped:
             print(f"{folder.name}: {stopped}", flush=True)
             return
-        result = evaluate(model, data.test.x, data.test.y, "dat", precision="fp32", doubts=False)
-        found = json.loads(given.out.read_text()) if given.out.exists() else {"n": len(data.test), "runs": {}}
         metrics = runs.read_metrics(folder)
-        found["runs"][folder.name] = {
+        facts = {
             "config": to_json(config),
             "engine": engine,
-            **runs.environment(torch.device(given.device)),
-            "dat": {record.name: record.accuracy for record in result},
             "seconds": sum(record["seconds"] for record in metrics),
             "backprops": [round(record["backprops"], 3) for record in metrics],
         }
-        given.out.write_text(json.dumps(found, indent=1))
-        print(folder.name, {record.name: f"{100 * record.accuracy:.2f}" for record in result}, flush=True)
+        measure(folder.name, model, data, given, facts)
 
 
 if __name__ == "__main__":
