@@ -2,11 +2,12 @@
 
     PYTHONPATH=src:site SPARRING_DATA=DATA python3 benchmarks/gpu_methods.py train RUNS [--names ...] [--minutes 9]
     PYTHONPATH=src:site SPARRING_DATA=DATA python3 benchmarks/gpu_methods.py measure RUNS OUT.json [--minutes 9]
+    PYTHONPATH=src python3 benchmarks/gpu_methods.py table RUNS results/methods/h200.json
 
 ResNet-18 on CIFAR-10, 15 epochs, one cycle, batch 256, no average of the weights unless the method is that; one seed.
 `train` goes on where it was; `measure` takes the models that are trained and not yet in OUT.json: natural, PGD-20 and
 C&W of the dat protocol on 10,000 images, AutoAttack on 1,000, in several processes, for AutoAttack on few images leaves
-a GPU idle. Both stop before the minutes are over, and can be called again.
+a GPU idle. Both stop before the minutes are over, and can be called again. `table` prints what README shows.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -157,9 +159,20 @@ def measure_all(given: argparse.Namespace, late: float) -> None:
         list(pool.map(one, ready))
 
 
+def show(found: dict[str, Any]) -> None:
+    """The table, in the order of METHODS."""
+    print("| method | natural | PGD-20 | C&W | AutoAttack | mean BPs | s an epoch |\n|---|---|---|---|---|---|---|")
+    for name in METHODS:
+        if name in found:
+            row = found[name]
+            numbers = [row["dat"][attack] for attack in ("natural", "pgd20", "cw30")] + [row["autoattack"]["accuracy"]]
+            told = " | ".join(f"{100 * number:.1f}" for number in numbers)
+            print(f"| `{name}` | {told} | {row['backprops']:.1f} | {row['seconds']:.1f} |")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["train", "measure", "one"])
+    parser.add_argument("what", choices=["train", "measure", "one", "table"])
     parser.add_argument("runs", type=Path)
     parser.add_argument("out", type=Path, nargs="?")
     parser.add_argument("--names", nargs="*", choices=[*METHODS], default=[])
@@ -172,6 +185,8 @@ def main() -> None:
         train_all(given, late)
     elif given.what == "measure":
         measure_all(given, late)
+    elif given.what == "table":
+        show(json.loads(given.out.read_text()))
     else:
         measure_one(given.names[0], given)
 
