@@ -137,7 +137,7 @@ def test_a_run_is_kept_unless_it_is_given_up(sparring, finished, tmp_path):
 def test_resuming_a_finished_run_says_so_and_changes_nothing(sparring, finished, tmp_path):
     folder = Path(shutil.copytree(finished, tmp_path / "run"))
     said = sparring("train", "--out", folder, "--resume")
-    assert said.code == 0 and "last: epoch 2," in said.out
+    assert said.code == 0 and "finished already: 2 of 2" in said.out and "last: epoch 2," in said.out
     same_run(finished, folder)
 
 

@@ -306,7 +306,7 @@ def show(collected: Collected, screen: Screen) -> None:
         told(note)
     if collected.found:
         told(f"What we see: {seen(collected)}")
-    drawn = draw(collected)
+    drawn = draw(collected) if collected.found or collected.begun else {}
     for caption in dict.fromkeys(drawn.values()):
         if caption:
             told(caption)

@@ -16,6 +16,7 @@ import torch
 import tyro
 
 from sparring import models, recipes, runs, schedules
+from sparring.checkpoint import read_facts
 from sparring.cli.arguments import parse
 from sparring.cli.progress import TrainingBar
 from sparring.cli.screen import let_go
@@ -69,8 +70,11 @@ def run(argv: list[str]) -> int:
             f"{wanted.objective} on {data.name} ({len(data.train)} training and {len(data.test)} test images, "
             f"{data.num_classes} classes) -> {folder}"
         )
-        for note in _notes(wanted, data, device):
-            print(f"note: {note}")
+        if options.resume and read_facts(folder / runs.LAST).get("epoch", 0) >= wanted.epochs:
+            print(f"it is finished already: {wanted.epochs} of {wanted.epochs} epochs.")
+        else:
+            for note in _notes(wanted, data, device):
+                print(f"note: {note}")
         with stopping() as stop:
             train(
                 wanted,
