@@ -10,7 +10,7 @@ import time
 import pytest
 import torch
 
-from sparring.errors import RunFailed
+from sparring.errors import RunFailed, UserError
 from sparring.together import one_gpu, run_together
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -71,6 +71,13 @@ sys.exit("sparring: the disk is full.")
     with pytest.raises(RunFailed, match=r"^the disk is full\.$"):
         run_together([python(PATIENT, saved), python(fails, ready)], device=CPU, tell=tell)
     assert heard == ["here"] and saved.read_text() == "saved"
+
+
+def test_what_the_user_can_mend_stays_that():
+    with pytest.raises(UserError, match=r"^no such folder\.$"):
+        run_together(
+            [python("import sys; print('sparring: no such folder.', file=sys.stderr); sys.exit(2)")], device=CPU
+        )
 
 
 def test_one_that_fails_without_a_word():

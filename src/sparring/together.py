@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from sparring.errors import RunFailed
+from sparring.errors import RunFailed, UserError
 
 _PIPES, _LOGS = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
 _LOOK = 0.1  # seconds between two looks at the processes
@@ -45,7 +45,8 @@ def run_together(
         tell: is given every line they print, from threads.
 
     Raises:
-        RunFailed: one of them failed; the others were asked to stop. The message is the last line it complained with.
+        RunFailed, UserError: one of them failed (UserError where it ended with 2); the others were asked to stop. The
+            message is the last line it complained with.
         BrokenPipeError: `tell` raised it; all have stopped, because nobody read on.
     """
     with one_gpu(device) as shared, tempfile.TemporaryDirectory() as folder:
@@ -71,7 +72,8 @@ def run_together(
             raise broken[0]
         if failed is not None:
             code = processes[failed].returncode
-            raise RunFailed(_last_line(complaints[failed]) or f"one of the processes ended with exit status {code}.")
+            message = _last_line(complaints[failed]) or f"one of the processes ended with exit status {code}."
+            raise UserError(message) if code == 2 else RunFailed(message)  # as the command itself would have ended
         return not stopped
 
 

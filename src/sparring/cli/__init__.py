@@ -71,8 +71,8 @@ def main(argv: list[str] | None = None) -> int:
         let_go()
         return 0
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
-            raise
+        if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+            raise  # of a file, not of what is printed
         from sparring.cli.screen import let_go
 
         let_go()  # what is still to be printed has no place either

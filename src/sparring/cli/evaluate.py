@@ -218,7 +218,7 @@ def _fit(model: dict[str, object], images: Dataset, path: Path) -> None:
 
 def _folder(path: Path) -> Path:
     return (
-        path / "evaluation"
+        path / runs.EVALUATION
         if path.is_dir()
         else Path("evaluation") / re.sub(r"(\.(pth?|tar|safetensors))+$", "", path.name)
     )

@@ -51,9 +51,9 @@ def run(argv: list[str]) -> int:
         raise UserError(f"--walks must be at least 0, got {options.walks}.")
     if options.out.is_dir():
         raise UserError(f"{options.out} is a folder. Name a file: --out {options.out / 'report.html'}.")
-    folders = [folder for path in options.paths for folder in _run_folders(path)]
-    others = [path for path in options.paths if not _run_folders(path)]
-    exhibits = [one for path in others for one in _exhibits(path)]
+    found = {path: _run_folders(path) for path in options.paths}
+    folders = [folder for each in found.values() for folder in each]
+    exhibits = [one for path, each in found.items() if not each for one in _exhibits(path)]
     methods = [row for folder in folders for row in rows_of(folder)]
     if not methods and not exhibits:
         given = ", ".join(map(str, options.paths))

@@ -107,8 +107,7 @@ def run(argv: list[str]) -> int:
         _possible(item, jobs, options, device)
         if options.show:
             _say_what_is_there(jobs, options, screen)
-        work = _work if options.at_once == 1 else _work_in_company
-        finished = work(jobs, options, device, screen, shlex.join(["sparring", "reproduce", *argv]))
+        finished = _work(jobs, options, device, screen, shlex.join(["sparring", "reproduce", *argv]))
     if not options.show:
         return 0
     collected = collect(item, options.results, options.limit)
@@ -218,16 +217,15 @@ def _work(jobs: Sequence[Job], options: Options, device: torch.device, screen: S
     def tell(line: str) -> None:
         screen.print(line, highlight=False, soft_wrap=True)
 
-    def watch(job: Job) -> TrainingBar:
-        return TrainingBar(screen, title=f"{job.row.name} ")
-
     try:
         with stopping() as stop:
+            if options.at_once > 1:
+                return _share(jobs, options, device, stop, tell)
             bench = Bench(
                 device,
                 stop=lambda: stop() or time.monotonic() > until,
                 breakable=lambda: _breakable(until),
-                watch=watch,
+                watch=lambda job: TrainingBar(screen, title=f"{job.row.name} "),
                 tell=tell,
                 progress=True,
             )
@@ -245,23 +243,18 @@ def _work(jobs: Sequence[Job], options: Options, device: torch.device, screen: S
     return True
 
 
-def _work_in_company(jobs: Sequence[Job], options: Options, device: torch.device, screen: Screen, again: str) -> bool:
-    """The same by several processes of this command, each with a share of the jobs."""
+def _share(
+    jobs: Sequence[Job],
+    options: Options,
+    device: torch.device,
+    stop: Callable[[], bool],
+    tell: Callable[[str], None],
+) -> bool:
+    """The same by several processes of this command; each looks at the clock itself."""
     wanting = [job for job in jobs if state(job) != "measured"]
     commands = [_command(share, options, device) for share in cost.share_out(wanting, options.at_once)]
-
-    def tell(line: str) -> None:
-        screen.print(line, highlight=False, soft_wrap=True)
-
-    try:
-        with stopping() as stop:
-            if commands and not run_together(commands, device=device, stop=stop, tell=tell):
-                raise RunFailed(f"stopped; saved. Continue with: {again}")
-    except KeyboardInterrupt:
-        raise RunFailed(f"interrupted; the steps since the last checkpoint are lost. Continue with: {again}") from None
-    except BrokenPipeError:
-        let_go()
-        raise RunFailed(f"stopped, because nobody reads the output any more. Continue with: {again}") from None
+    if commands and not run_together(commands, device=device, stop=stop, tell=tell):
+        raise Stopped("all processes; saved")
     return all(state(job) == "measured" for job in jobs)
 
 

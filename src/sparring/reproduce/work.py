@@ -174,7 +174,7 @@ def _measure(job: Job, bench: Bench) -> dict[str, Any]:
         return losses.measure(what, model, data, device=bench.device)
     assert isinstance(what, Robustness)
     same: dict[str, Any] = {"device": bench.device, "seed": job.seed, "limit": job.limit, "progress": bench.progress}
-    store = job.folder / "evaluation" / "verdicts"
+    store = job.folder / runs.EVALUATION / "verdicts"
     found = robustness.measure(what, model, data, store=store, **same)
     best = checkpoint.read_facts(job.folder / runs.BEST).get("epoch")
     if what.autoattack and best != job.config.epochs:  # a table: robust accuracy may fall after its best epoch
