@@ -1,23 +1,25 @@
-"""On one H200: every method under one and the same short schedule, for README's table of methods.
+"""On one H200: every method under one and the same short schedule, and the two questions of ours, on CIFAR-10.
 
-    PYTHONPATH=src:site SPARRING_DATA=DATA python3 benchmarks/gpu_methods.py train RUNS [--names ...] [--minutes 9]
-    PYTHONPATH=src:site SPARRING_DATA=DATA python3 benchmarks/gpu_methods.py measure RUNS OUT.json [--minutes 9]
-    PYTHONPATH=src python3 benchmarks/gpu_methods.py table RUNS results/methods/h200.json
+    PYTHONPATH=src:site SPARRING_DATA=DATA python3 benchmarks/gpu_methods.py work RUNS [--names ...] [--minutes 9]
+    PYTHONPATH=src python3 benchmarks/gpu_methods.py collect RUNS OUT.json
+    PYTHONPATH=src python3 benchmarks/gpu_methods.py tables results/methods/h200.json
 
-ResNet-18 on CIFAR-10, 15 epochs, one cycle, batch 256, no average of the weights unless the method is that; one seed.
-`train` goes on where it was; `measure` takes the models that are trained and not yet in OUT.json: natural, PGD-20 and
-C&W of the dat protocol on 10,000 images, AutoAttack on 1,000, in several processes, for AutoAttack on few images leaves
-a GPU idle. Both stop before the minutes are over, and can be called again. `table` prints what README shows.
+ResNet-18, 15 epochs, one cycle, batch 256, no average of the weights unless the method is that. METHODS: README's
+table, one seed. TAU: tau by rule against the paper's schedule, three seeds. SEARCH: friendly data by definition against
+PGD-K-tau at equal back-propagations. A run that two of them need is trained once.
+
+`work` trains and measures what is neither in RESULTS nor in another one's hands, run by run: several of them share the
+list (call them with gpu_at_once.py). It stops before the minutes are over, and goes on where it was when called again.
+Test set: natural, PGD-20 and C&W of the dat protocol on 10,000 images, AutoAttack on 1,000 for METHODS; gradients in
+bf16, verdicts in fp32, of the last epoch's weights. `collect` adds what is done to a file, `tables` prints it.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
+import traceback
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,43 +28,57 @@ import torch
 
 from sparring import runs
 from sparring.config import Config, to_json
-from sparring.data import load
+from sparring.data import Dataset, load
+from sparring.errors import UserError
 from sparring.evaluation import evaluate
+from sparring.evaluation.protocols import dat
 from sparring.recipes import cifar10 as r
-from sparring.schedules import parse
+from sparring.schedules import constant, parse
 from sparring.train import Interrupted, train
-from sparring.weights import load_model
 
-SEED, AA_IMAGES = 0, 1000
+RESULTS = Path("results/methods/h200.json")
+AA_IMAGES = 1000
+QUICK_DAT = replace(dat, attacks=tuple(attack for attack in dat.attacks if attack.name in ("pgd20", "cw30")))
+
+
+def with_attack(config: Config, **changes: Any) -> Config:
+    return replace(config, attack=replace(config.attack, **changes))
+
+
 RECIPES = {
-    "madry": r.MADRY,
     "fat": r.FAT,
+    "madry": r.MADRY,
     "trades": r.TRADES,
     "fat-trades": r.FAT_FOR_TRADES,
     "mart": r.MART,
     "fat-mart": r.FAT_FOR_MART,
     "dat": r.DAT,
-    "cat": replace(r.CAT, attack=replace(r.CAT.attack, patience=1)),  # 15 epochs are too few for a patience of 10
+    "cat": with_attack(r.CAT, patience=1),  # 15 epochs are too few for a patience of 10
     "ates": r.ATES,
     "fat-by-loss": r.FAT_BY_LOSS,
     "fat-by-probability": r.FAT_BY_PROBABILITY,
     "fat-paced": r.FAT_PACED,
-    "fat-patient": replace(r.FAT_PATIENT, attack=replace(r.FAT_PATIENT.attack, patience=2)),
-    "fat-ema": replace(r.FAT_EMA, ema=0.997),
+    "fat-patient": with_attack(r.FAT_PATIENT, patience=2),
+    "fat-ema": replace(r.FAT_EMA, ema=0.99),  # over half an epoch, as the recipe's 0.995 is at batch 128
     "fat-awp": r.FAT_AWP,
-    "no-projection": replace(r.FAT, attack=replace(r.FAT.attack, project=False, start=None, noise=0.0)),
+    "no-projection": with_attack(r.FAT, project=False, start=None, noise=0.0),
     "standard": r.STANDARD,
 }
+METHODS = [*RECIPES]
+TAU = {rule: [rule, f"{rule}, seed 1", f"{rule}, seed 2"] for rule in ("fat", "fat-paced", "fat-patient")}
+_SEEDS = {f"{rule}, seed {seed}": replace(RECIPES[rule], seed=seed) for rule in TAU for seed in (1, 2)}
+# A search by rho has no noise in its steps, so PGD-K-tau has none here either.
+_CURVE = {f"tau {tau}": with_attack(r.FAT, noise=0.0, tau=constant(tau)) for tau in range(4)}
+_LOSSES = {f"fat-by-loss, rho {rho:g}": with_attack(r.FAT_BY_LOSS, rho=constant(rho)) for rho in (0.1, 1.0)}
+SEARCH = [*_CURVE, "fat-by-loss, rho 0.1", "fat-by-loss", "fat-by-loss, rho 1", "fat-by-probability"]
 
 
 def short(config: Config) -> Config:
-    """The schedule that all methods share."""
-    return replace(
-        config, epochs=15, batch_size=256, lr=parse("one-cycle:0.3"), weight_decay=5e-4, precision="bf16", seed=SEED
-    )
+    """The schedule that all runs share."""
+    return replace(config, epochs=15, batch_size=256, lr=parse("one-cycle:0.3"), weight_decay=5e-4, precision="bf16")
 
 
-METHODS = {name: short(config) for name, config in RECIPES.items()}
+ALL = {name: short(config) for name, config in (RECIPES | _SEEDS | _CURVE | _LOSSES).items()}
 
 
 class Say:
@@ -92,103 +108,102 @@ class Say:
         print(f"{self.name}: {time.perf_counter() - self.began:.1f} s", flush=True)
 
 
-def train_all(given: argparse.Namespace, late: float) -> None:
-    data = load("cifar10")
-    for name in given.names or METHODS:
-        if time.monotonic() > late:
-            print("time is up", flush=True)
-            return
+def work(given: argparse.Namespace, late: float) -> None:
+    data, known = load("cifar10"), read(RESULTS)
+    for name in given.names or ALL:
+        if name in known:
+            continue
         try:
-            train(
-                METHODS[name],
-                given.runs / name,
-                device=given.device,
-                data=data,
-                resume=True,
-                tensorboard=False,
-                watch=Say(name),
-                stop=lambda: time.monotonic() > late,
-            )
+            with runs.claimed(given.runs / f"{name}.claim"):
+                if time.monotonic() < late and not result_of(given.runs, name).exists():
+                    one(name, given, data, late)
+        except UserError:
+            continue  # another one does it
         except Interrupted as stopped:
             print(f"{name}: {stopped}", flush=True)
-            return
+        except Exception:  # the others are worth having
+            traceback.print_exc()
 
 
-def measure_one(name: str, given: argparse.Namespace) -> None:
-    """In a process of its own: prints one line of JSON."""
-    images = load("cifar10").test
-    model = load_model(given.runs / name, device=given.device)
-    dat = evaluate(model, images.x, images.y, "dat", precision="bf16", doubts=False)
-    row = {"config": to_json(METHODS[name]), "dat": {record.name: record.accuracy for record in dat}, "n": len(images)}
-    aa = evaluate(model, images.x, images.y, "autoattack", limit=AA_IMAGES, precision="bf16", doubts=False)
-    metrics = runs.read_metrics(given.runs / name)
-    row["autoattack"] = {"accuracy": aa["autoattack"].accuracy, "n": AA_IMAGES, "eps": aa["autoattack"].eps}
-    row["backprops"] = sum(record["backprops"] for record in metrics) / len(metrics)
-    row["seconds"] = sum(record["seconds"] for record in metrics[1:]) / (len(metrics) - 1)  # the first has the start-up
+def read(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text())["runs"] if path.exists() else {}
+
+
+def result_of(folder: Path, name: str) -> Path:
+    return folder / f"{name}.json"
+
+
+def one(name: str, given: argparse.Namespace, data: Dataset, late: float) -> None:
+    """Train it and measure it."""
+    config, folder = ALL[name], given.runs / name
+    same = {"device": given.device, "data": data, "resume": True, "tensorboard": False}
+    model = train(config, folder, watch=Say(name), stop=lambda: time.monotonic() > late, **same)
+    began = time.perf_counter()
+    shared: dict[str, Any] = {"precision": "bf16", "doubts": False, "store": folder / "verdicts"}
+    found = evaluate(model, data.test.x, data.test.y, QUICK_DAT, **shared)
+    metrics = runs.read_metrics(folder)
+    row = {
+        "config": to_json(config),
+        "n": len(data.test),
+        "dat": {record.name: record.accuracy for record in found if record.name != "worst"},
+        "backprops": sum(record["backprops"] for record in metrics) / len(metrics),
+        "tau": [record["tau"] for record in metrics],
+        "validation": {key: metrics[-1][key] for key in ("natural", "pgd10")},
+        "seconds with other runs on the GPU": sum(record["seconds"] for record in metrics),
+    }
+    if name in METHODS:
+        attacked = evaluate(model, data.test.x, data.test.y, "autoattack", limit=AA_IMAGES, **shared)["autoattack"]
+        row["autoattack"] = {"accuracy": attacked.accuracy, "n": AA_IMAGES, "eps": attacked.eps}
     row |= runs.environment(torch.device(given.device))
-    print("RESULT " + json.dumps(row), flush=True)
+    partial = result_of(given.runs, name).with_suffix(".part")
+    partial.write_text(json.dumps(row))
+    partial.rename(result_of(given.runs, name))
+    print(f"{name}: {told(row)}; measured in {time.perf_counter() - began:.1f} s", flush=True)
 
 
-def measure_all(given: argparse.Namespace, late: float) -> None:
-    found = json.loads(given.out.read_text()) if given.out.exists() else {}
-    ready = []
-    for name in given.names or METHODS:
-        metrics = runs.read_metrics(given.runs / name) if (given.runs / name).exists() else []
-        if name not in found and len(metrics) == METHODS[name].epochs:
-            ready.append(name)
-
-    def one(name: str) -> None:
-        if time.monotonic() > late:
-            return
-        words = [sys.executable, __file__, "one", str(given.runs), str(given.out), "--names", name]
-        said = subprocess.run([*words, "--device", given.device], capture_output=True, text=True).stdout
-        line = next((line for line in said.splitlines() if line.startswith("RESULT ")), None)
-        if line is None:
-            print(f"{name}: failed", flush=True)
-            return
-        found[name] = json.loads(line.removeprefix("RESULT "))
-        dat, aa = found[name]["dat"], found[name]["autoattack"]["accuracy"]
-        print(
-            f"{name:20} natural {100 * dat['natural']:.2f} PGD-20 {100 * dat['pgd20']:.2f} C&W {100 * dat['cw30']:.2f} "
-            f"AutoAttack {100 * aa:.1f} {found[name]['backprops']:.2f} BPs {found[name]['seconds']:.2f} s",
-            flush=True,
-        )
-        given.out.write_text(json.dumps(found, indent=1))
-
-    with ThreadPoolExecutor(given.at_once) as pool:
-        list(pool.map(one, ready))
+def collect(given: argparse.Namespace) -> None:
+    done = {name: result_of(given.runs, name) for name in ALL}
+    rows = read(RESULTS) | {name: json.loads(path.read_text()) for name, path in done.items() if path.exists()}
+    given.out.write_text(json.dumps({"runs": rows}, indent=1) + "\n")
+    print(f"{len([name for name in ALL if name in rows])} of {len(ALL)} runs are done", flush=True)
 
 
-def show(found: dict[str, Any]) -> None:
-    """The table, in the order of METHODS."""
-    print("| method | natural | PGD-20 | C&W | AutoAttack | mean BPs | s an epoch |\n|---|---|---|---|---|---|---|")
-    for name in METHODS:
-        if name in found:
-            row = found[name]
-            numbers = [row["dat"][attack] for attack in ("natural", "pgd20", "cw30")] + [row["autoattack"]["accuracy"]]
-            told = " | ".join(f"{100 * number:.1f}" for number in numbers)
-            print(f"| `{name}` | {told} | {row['backprops']:.1f} | {row['seconds']:.1f} |")
+def told(row: dict[str, Any], autoattack: bool = True) -> str:
+    numbers = [row["dat"][attack] for attack in ("natural", "pgd20", "cw30")]
+    numbers += [row["autoattack"]["accuracy"]] if autoattack and "autoattack" in row else []
+    return " | ".join([*(f"{100 * number:.1f}" for number in numbers), f"{row['backprops']:.1f}"])
+
+
+def tables(rows: dict[str, Any]) -> None:
+    groups = {"natural | PGD-20 | C&W | AutoAttack": METHODS, "natural | PGD-20 | C&W": SEARCH}
+    for head, names in groups.items():
+        print(f"\n| | {head} | mean BPs |\n" + "|---" * (head.count("|") + 3) + "|")
+        for name in names:
+            if name in rows:
+                print(f"| `{name}` | {told(rows[name], names is METHODS)} |")
+    print("\n| tau, three seeds | natural | PGD-20 | C&W | mean BPs |\n|---|---|---|---|---|")
+    for rule, names in TAU.items():
+        found = [rows[name] for name in names if name in rows]
+        columns = [[100 * row["dat"][attack] for row in found] for attack in ("natural", "pgd20", "cw30")]
+        columns.append([row["backprops"] for row in found])
+        print(f"| `{rule}` | " + " | ".join(" / ".join(f"{x:.2f}" for x in column) for column in columns) + " |")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["train", "measure", "one", "table"])
+    parser.add_argument("what", choices=["work", "collect", "tables"])
     parser.add_argument("runs", type=Path)
     parser.add_argument("out", type=Path, nargs="?")
-    parser.add_argument("--names", nargs="*", choices=[*METHODS], default=[])
+    parser.add_argument("--names", nargs="*", choices=[*ALL], default=[])
     parser.add_argument("--minutes", type=float, default=9.0)
-    parser.add_argument("--at-once", type=int, default=4)
     parser.add_argument("--device", default="cuda")
     given = parser.parse_args()
-    late = time.monotonic() + 60 * given.minutes
-    if given.what == "train":
-        train_all(given, late)
-    elif given.what == "measure":
-        measure_all(given, late)
-    elif given.what == "table":
-        show(json.loads(given.out.read_text()))
+    if given.what == "work":
+        work(given, time.monotonic() + 60 * given.minutes)
+    elif given.what == "collect":
+        collect(given)
     else:
-        measure_one(given.names[0], given)
+        tables(read(given.runs))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import json
 import re
 import shlex
 import shutil
@@ -316,3 +317,22 @@ def test_the_examples_of_the_command_itself_can_be_typed(monkeypatch, capsys):
     for line in examples:
         if "COMMAND" not in line:
             check(shlex.split(line, comments=True), monkeypatch)
+
+
+def test_the_table_of_methods_is_what_was_measured():
+    """Every line of README's table, and what the recipes promise, from the one file of results."""
+    measured = json.loads((ROOT / "results/methods/h200.json").read_text())["runs"]
+    lines = re.findall(
+        r"^\| `([a-z-]+)-…` \| .+? \| ((?:[^|]+ )?\|.*) \|$", (ROOT / "README.md").read_text(), re.MULTILINE
+    )
+    assert len(lines) == 17
+    for name, told in lines:
+        if name not in measured:
+            assert told.startswith("not measured yet"), name
+            continue
+        row = measured[name]
+        accuracies = [row["dat"]["natural"], row["dat"]["pgd20"], row["dat"]["cw30"], row["autoattack"]["accuracy"]]
+        assert told == " | ".join([*(f"{100 * each:.1f}" for each in accuracies), f"{row['backprops']:.1f}"]), name
+        if recipe := recipes.RECIPES.get(f"{name}-cifar10-resnet18"):
+            expected = f"{100 * accuracies[0]:.1f} natural / {100 * accuracies[1]:.1f} PGD-20"
+            assert expected in recipe.expect or "15 epochs" not in recipe.expect, name

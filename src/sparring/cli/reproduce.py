@@ -68,7 +68,7 @@ class Options:
     limit: int | None = None
     """Measure on the first so many test images: a quick try, kept apart from the results (results/ITEM/limitN)."""
     at_once: int = 1
-    """Processes that share the rows and the GPU (under NVIDIA's MPS, where it is): two do a quarter more than one."""
+    """Processes that share the rows and the GPU (under NVIDIA's MPS, where it is): two do a quarter more than one, four two fifths."""
     max_minutes: float | None = None
     """Stop cleanly after so many minutes, between two steps; the same command continues."""
     show: bool = True

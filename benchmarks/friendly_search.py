@@ -1,0 +1,112 @@
+"""On digits: friendly data by definition against PGD-K-tau at equal BPs; tau by rule against the paper's schedule.
+
+    python benchmarks/friendly_search.py results/friendly/digits-search.json --question search
+    python benchmarks/friendly_search.py results/friendly/digits-tau.json --question tau
+
+`search`: PGD-K-tau at tau 0 to 3 is a curve of accuracy over back-propagations; is a search by rho above it? `tau`: the
+paper's schedule and both rules. `noprojection`: Appendix B. A contender differs from the recipe `fat-digits` in what is
+declared below and in nothing else. A trial is written as soon as it is done, and one that is in the file is not run
+again. Protocol mart at eps 0.3. CIFAR-10: gpu_methods.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sparring import runs
+from sparring.config import Config
+from sparring.data import Dataset, load
+from sparring.evaluation import evaluate
+from sparring.recipes import quickstart
+from sparring.schedules import constant, parse
+from sparring.train import train
+
+CPU = torch.device("cpu")
+Contenders = dict[str, dict[str, Any]]  # name -> the objective and what of the attack is its own
+
+
+def fat(tau: str) -> dict[str, Any]:
+    return {"objective": "fat", "tau": parse(tau)}
+
+
+def by(case: str, rho: float, **more: Any) -> dict[str, Any]:
+    return {"objective": f"fat-by-{case}", "rho": constant(rho), **more}
+
+
+def unhalved(rho: float) -> dict[str, Any]:
+    """By probability without the bisection, which is the search of ATES: what the halving alone does."""
+    return {"objective": "ates", "margin": constant(rho)}
+
+
+def free(tau: int, step_size: float) -> dict[str, Any]:
+    return {"objective": "fat", "tau": constant(tau), "step_size": step_size, "project": False, "start": None}
+
+
+QUESTIONS: dict[str, Contenders] = {
+    "search": {f"fat tau {tau}": fat(tau) for tau in "0123"}
+    | {f"by loss, rho {rho:g}": by("loss", rho) for rho in (0.1, 0.5, 1.0, 2.0)}
+    | {f"by probability, rho {rho:g}": by("probability", rho) for rho in (0.1, 0.3, 0.6)}
+    | {"by loss, rho 0.5, downhill": by("loss", 0.5, downhill=True)}
+    | {f"stop at {rho:g}, not halved": unhalved(rho) for rho in (0.1, 0.3)},
+    "tau": {"fat, the paper's schedule": fat("0,1@41.7%,2@75%")}
+    | {f"paced, share {share:g}": {"objective": "fat-paced", "share": share} for share in (0.25, 0.34)}
+    | {f"patient, {patience}": {"objective": "fat-patient", "patience": patience} for patience in (1, 2)},
+    "noprojection": {
+        f"tau {tau}, alpha {alpha:g}": free(tau, alpha) for tau in (0, 1, 3) for alpha in (0.03, 0.05, 0.075)
+    },
+}
+
+
+def trial(config: Config, data: Dataset) -> dict[str, Any]:
+    """One training, measured on the test images at the radius it validates at."""
+    with tempfile.TemporaryDirectory() as folder:
+        began = time.perf_counter()
+        model = train(config, Path(folder) / "run", data=data, device=CPU, tensorboard=False)
+        seconds = time.perf_counter() - began
+        epochs = runs.read_metrics(Path(folder) / "run")
+    result = evaluate(model, data.test.x, data.test.y, "mart", eps=config.validation_eps, doubts=False)
+    return {
+        "seconds": seconds,
+        "backprops": statistics.fmean(record["backprops"] for record in epochs),
+        "tau": [record["tau"] for record in epochs],
+        **{record.name: record.accuracy for record in result},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--question", choices=[*QUESTIONS], required=True)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=quickstart.FAT.epochs)
+    given = parser.parse_args()
+    data, config = load("digits"), replace(quickstart.FAT, epochs=given.epochs)
+    found: dict[str, Any] = json.loads(given.out.read_text()) if given.out.exists() else {"contenders": {}}
+    command = " ".join(["python benchmarks/friendly_search.py", *sys.argv[1:]])
+    found |= {"n": len(data.test), **runs.environment(CPU), "command": command, "epochs": config.epochs}
+    for seed in range(given.seeds):  # every contender once before any twice
+        for name, own in QUESTIONS[given.question].items():
+            trials = found["contenders"].setdefault(name, {})
+            if str(seed) in trials:
+                continue
+            attack = {key: value for key, value in own.items() if key != "objective"}
+            one = replace(config, objective=own["objective"], attack=replace(config.attack, **attack), seed=seed)
+            trials[str(seed)] = measured = trial(one, data)
+            numbers = {key: round(100 * measured[key], 2) for key in ("natural", "pgd20", "cw30", "worst")}
+            print(f"{name}, seed {seed}: {measured['backprops']:.2f} BPs, {numbers}", flush=True)
+            given.out.parent.mkdir(parents=True, exist_ok=True)
+            given.out.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
