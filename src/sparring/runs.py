@@ -39,6 +39,7 @@ from sparring.errors import UserError
 CONFIG, ENVIRONMENT, METRICS = "config.json", "environment.json", "metrics.jsonl"
 LAST, BEST = "last.safetensors", "best.safetensors"
 EVALUATION = "evaluation"  # a folder: what `sparring evaluate` and `bound` found
+AT_ONCE = "SPARRING_AT_ONCE"  # in the environment of processes that share a device: how many they are
 _OWN = (LAST, BEST, METRICS, ENVIRONMENT, CONFIG)
 
 
@@ -123,7 +124,7 @@ def _make(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"cannot make the folder {folder}: {error.strerror}. Choose another with --out.") from None
+        raise UserError(f"cannot make the folder {folder}: {error.strerror}. Choose another one.") from None
 
 
 def open_run(folder: Path) -> Run:
@@ -176,7 +177,10 @@ def read_environment(folder: Path) -> list[dict[str, Any]]:
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """Versions and hardware, as every result records them. No host name, and of the program's path only its name."""
+    """Versions and hardware, as every result records them. No host name, and of the program's path only its name.
+
+    `at_once`: so many processes shared the device, so times say little.
+    """
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU"
     return {
         "sparring": __version__,
@@ -184,6 +188,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         "python": platform.python_version(),
         "device": name,
         "threads": torch.get_num_threads(),
+        "at_once": int(os.environ.get(AT_ONCE, "1")),
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
     }
 

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from sparring.errors import RunFailed, UserError
+from sparring.runs import AT_ONCE
 
 _PIPES, _LOGS = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
 _LOOK = 0.1  # seconds between two looks at the processes
@@ -50,7 +51,7 @@ def run_together(
         BrokenPipeError: `tell` raised it; all have stopped, because nobody read on.
     """
     with one_gpu(device) as shared, tempfile.TemporaryDirectory() as folder:
-        environment = {**os.environ, **shared, "PYTHONUNBUFFERED": "1"}
+        environment = {**os.environ, **shared, "PYTHONUNBUFFERED": "1", AT_ONCE: str(len(commands))}
         environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // len(commands))))
         complaints = [Path(folder) / f"{number}.txt" for number in range(len(commands))]
         processes: list[subprocess.Popen[str]] = []

@@ -60,6 +60,17 @@ class Interrupted(Exception):
         super().__init__(f"stopped in epoch {epoch} after step {step}; saved")
 
 
+class Diverged(RunFailed):
+    """A loss or its gradient was not finite. That step moved no weight."""
+
+    def __init__(self, epoch: int, step: int, lr: float, schedule: str) -> None:
+        self.epoch = epoch
+        super().__init__(
+            f"the loss or its gradient is not finite by epoch {epoch}, step {step} (learning rate {lr:g}). It moved no "
+            f"weight; what was saved before is good. Begin again with --overwrite and a lower --lr than {schedule}."
+        )
+
+
 def train(
     config: Config,
     folder: Path,
@@ -182,11 +193,7 @@ def one_epoch(
             watch.step(state.epoch, state.step, lambda: tally.backprops.item() / tally.images)
         stopping, due = stop(), now - saved > SAVE_EVERY
         if (stopping or due or state.step % engine.check_every == 0 or state.step == steps) and engine.update.failed():
-            raise RunFailed(
-                f"the loss or its gradient is not finite by epoch {state.epoch}, step {state.step} "
-                f"(learning rate {lr:g}). It moved no weight; what was saved before is good. "
-                f"Begin again with --overwrite and a lower --lr than {config.lr}."
-            )
+            raise Diverged(state.epoch, state.step, lr, str(config.lr))
         if stopping or due:
             save()
             saved = now

@@ -235,12 +235,11 @@ def test_missing_data_and_a_missing_gpu(sparring, monkeypatch, tmp_path):
     rows = tuple(replace(row, configs={"full": replace(row.configs["lite"], **far)}) for row in TABLE.rows)
     monkeypatch.setitem(ITEMS, "table-tiny", replace(TABLE, rows=rows))
     monkeypatch.setenv("SPARRING_DATA", str(tmp_path))
-    sparring("reproduce", "table-tiny", "--scale", "full").mends("needs cifar10", "sparring data fetch cifar10")
-    (tmp_path / "cifar10").mkdir()
-    (tmp_path / "cifar10" / "cifar10.npz").write_bytes(b"")
-    if not torch.cuda.is_available():
+    anyway = sparring("reproduce", "table-tiny", "--scale", "full", "--device", "cpu")
+    anyway.mends("needs cifar10", "sparring data fetch cifar10")
+    if not torch.cuda.is_available():  # told first: nobody is to fetch data in vain
         said = sparring("reproduce", "table-tiny", "--scale", "full")
-        said.mends("needs a GPU", "--device cpu", "minutes: sparring reproduce fig-tiny or fig-motivation")
+        said.mends("needs a GPU", "--device cpu", "minutes: sparring reproduce fig-tiny;")
         assert "--scale lite" not in said.err and "--rows" not in said.err  # which would be refused as well
         (told,) = re.findall(r"about (.*?) on an H200", said.err)
         assert f"{told} in all" in sparring("reproduce", "table-tiny", "--scale", "full", "--plan").out
@@ -257,3 +256,12 @@ def test_a_damaged_result(sparring):
     Path("results/table-tiny").mkdir(parents=True)
     Path("results/table-tiny/fat-lite-seed0.json").write_text("{")
     sparring("reproduce", "table-tiny", "--draw").mends("fat-lite-seed0.json", "Delete it")
+
+
+def test_flags_that_would_be_ignored(sparring):
+    sparring("reproduce", "table-tiny", "--draw", "--rows", "fat").mends("Leave out --rows and --seeds")
+    sparring("reproduce", "table-tiny", "--draw", "--seeds", "1").mends("Leave out --rows and --seeds")
+    planned = sparring("reproduce", "table-tiny", "--plan", "--seeds", "1", "1").out
+    assert "2 jobs" in planned  # a row a seed, once
+    Path("file").touch()
+    sparring("reproduce", "table-tiny", "--draw", "--results", "file").mends("file is a file", "--results")

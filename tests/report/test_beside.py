@@ -37,7 +37,7 @@ def test_markdown():
         "| --- | --- | ---: | ---: | ---: |",
         "| Madry | ours, ResNet-18 | 85.00 | 50.00 | 10.0 |",
         "| FAT | ours, ResNet-18 | **87.00 ± 1.00** |  | 5.0 |",
-        "|  | paper, WRN-32-10 | 89.34 ± 0.22 |  |  |",
+        "|  | paper, WRN-32-10 | 89.34 ± 0.221 |  |  |",
         "| DAT | ours: not yet measured |  |  |  |",
         "|  | paper, WRN-32-10 |  | 48.70 |  |",
     ]

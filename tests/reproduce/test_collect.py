@@ -49,7 +49,17 @@ def test_a_group_is_shown_at_one_scale(measured, tmp_path):
     copy(measured, tmp_path, scale="lite", row="madry")
     collected = collect(TABLE, tmp_path / "results")
     assert collected.scale("m") == "lite" and collected.of(TABLE.rows[0])
-    assert (collected.measured("lite"), collected.measured("full")) == (2, 1)
+    assert (collected.measured("lite", [0]), collected.measured("full", [0]), collected.measured("lite", [1])) == (
+        2,
+        1,
+        0,
+    )
+    (told,) = [note for note in notes(collected) if "at full scale" in note]  # not to be lost
+    natural = cells(collected.found["fat", "full"], TABLE.columns)["Natural"].text
+    assert told.startswith("FAT at full scale (Tiny CNN, 3 epochs, 1 seed): ") and f"{natural} Natural" in told
+    wanted = collect(TABLE, tmp_path / "results", wanted="full")
+    assert wanted.scale("m") == "full" and wanted.of(TABLE.rows[1])[0]["scale"] == "full"
+    assert collect(TABLE, measured / "results", wanted="full").scale("m") == "lite"  # where there is nothing at it
 
 
 def test_an_older_declaration_is_counted_and_not_shown(measured, tmp_path):
@@ -74,13 +84,13 @@ def test_an_unfinished_run_tells_its_speed_and_the_cost_of_the_whole(measured, t
         sessions=3,
         peak_memory_gib=21.5,
         history={"epoch": [1, 2]},
-        environment={"device": "NVIDIA H200", "torch": "2"},
+        trained_on=[{"device": "NVIDIA H200", "torch": "2", "at_once": 2}],
     )
     collected = collect(TABLE, tmp_path / "results")
     assert not collected.found
     told = " ".join(notes(collected))
-    assert "2 of 3 epochs, 40.0 s an epoch on NVIDIA H200, 21.5 GiB at most, sessions: 3" in told
-    assert "about 2 min" in told
+    assert "2 of 3 epochs, 40.0 s an epoch on NVIDIA H200 (2 runs at once), 21.5 GiB at most, sessions: 3" in told
+    assert "about 2 min (2 runs at once)." in told
 
 
 def test_notes_say_images_scale_hardware_and_doubts(measured, tmp_path):
@@ -96,4 +106,43 @@ def test_notes_say_images_scale_hardware_and_doubts(measured, tmp_path):
 
 def test_a_course_needs_no_attacks(measured):
     collected = collect(COURSE, measured / "results")
-    assert collected.measured("lite") == 1 and notes(collected)
+    assert collected.measured("lite", [0]) == 1 and notes(collected)
+
+
+def test_a_course_is_lent_by_the_result_of_another_item(measured, tmp_path):
+    """The file came home, the run folder and the figure's own file did not."""
+    lender = copy(measured, tmp_path)
+    collected = collect(COURSE, tmp_path / "results")
+    (result,) = collected.of(COURSE.rows[0])
+    theirs = results.read(lender.path)
+    assert result["history"] == theirs["history"] and result["found"] == {} and result["row"] == "fat"
+    assert collected.measured("lite", [0]) == 1 and not (tmp_path / "results" / COURSE.name).exists()
+    copy(measured, tmp_path, state="interrupted")  # not to its end
+    assert not collect(COURSE, tmp_path / "results").found
+
+
+def test_where_it_was_trained_and_where_measured(measured, tmp_path):
+    gpu = {"device": "NVIDIA H200", "torch": "2.11"}
+    alone, shared = {**gpu, "at_once": 1}, {**gpu, "at_once": 4}
+    copy(
+        measured,
+        tmp_path,
+        environment={"device": "CPU", "torch": "2"},
+        trained_on=[alone, shared],
+        training_seconds=9.0,
+    )
+    collected = collect(TABLE, tmp_path / "results")
+    told = " ".join(notes(collected))
+    assert "Trained on NVIDIA H200, torch 2.11, up to 4 runs at once; measured on CPU, torch 2." in told
+    assert [line.at_once for line in lines(collected)] == [1, 4]
+    copy(measured, tmp_path, environment=gpu, trained_on=[alone])
+    assert "Hardware: NVIDIA H200, torch 2.11." in " ".join(notes(collect(TABLE, tmp_path / "results")))
+    old = copy(measured, tmp_path, environment=gpu, trained_on=None)  # before sessions were kept
+    assert results.trained_on(results.read(old.path)) == [gpu]
+
+
+def test_a_run_that_diverged_is_told(measured, tmp_path):
+    copy(measured, tmp_path, state="diverged", diverged_in_epoch=2)
+    collected = collect(TABLE, tmp_path / "results")
+    assert not collected.found
+    assert "fat (lite, seed 0) diverged: its loss was not finite in epoch 2 of 2." in notes(collected)

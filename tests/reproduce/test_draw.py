@@ -28,7 +28,7 @@ def test_a_table(measured, tmp_path):
     fat = next(line for line in text.splitlines() if line.startswith("| FAT "))
     for name in ("natural", "pgd10"):
         assert f"{100 * attacks[name]['accuracy']:.2f}" in fat
-    assert "|  | paper, M | 89.34 ± 0.22 | 46.13 ± 0.41 |  |" in text
+    assert "|  | paper, M | 89.34 ± 0.221 | 46.13 ± 0.409 |  |" in text
     assert "sparring reproduce table-tiny --draw" in text
 
 

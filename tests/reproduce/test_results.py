@@ -9,13 +9,22 @@ from sparring.reproduce import results
 
 
 def test_round_trip(tmp_path):
-    given = {"state": "measured", "found": {"points": [[0.5, 1.25], [1, 2]], "empty": {}}, "config": None}
+    who = {
+        "row": "a",
+        "scale": "lite",
+        "seed": 0,
+        "state": "measured",
+        "measure": {},
+        "environment": {},
+        "config": None,
+    }
+    given = {**who, "found": {"points": [[0.5, 1.25], [1, 2]], "empty": {}}}
     results.write(tmp_path / "a" / "b.json", given)
     assert results.read(tmp_path / "a" / "b.json") == {"format": 1, **given}
     assert results.read(tmp_path / "none.json") is None
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"state": 1}', '{"format": 99}'])
+@pytest.mark.parametrize("text", ["", "{", "[]", "1", '{"state": 1}', '{"format": 99}', '{"format": 1, "row": "fat"}'])
 def test_a_file_of_another_kind(tmp_path, text):
     (tmp_path / "x.json").write_text(text)
     with pytest.raises(UserError, match=r"x\.json"):

@@ -15,6 +15,8 @@ from sparring.recipes.paper import Robustness
 from sparring.reproduce import Bench, Stopped, carry_out, results, work
 from sparring.reproduce.collect import collect, notes
 from sparring.reproduce.plan import state
+from sparring.runs import AT_ONCE
+from sparring.train import Diverged, Interrupted
 from sparring.weights import load_model
 from tests.reproduce.tiny import COURSE, FAT, IMAGES, TABLE, planned
 
@@ -22,7 +24,7 @@ from tests.reproduce.tiny import COURSE, FAT, IMAGES, TABLE, planned
 def found_in(job):
     """A result without what differs from one session to the next."""
     result = results.read(job.path)
-    for name in ("environment", "measuring_seconds", "training_seconds", "sessions"):
+    for name in ("environment", "measuring_seconds", "training_seconds", "sessions", "trained_on"):
         del result[name]
     for name in ("seconds", "images_per_second"):
         del result["history"][name]
@@ -103,14 +105,44 @@ def test_a_course_is_lent_where_the_run_itself_is_gone(tmp_path, measured, monke
     results.write(wanted.path, results.read(theirs.path))  # the file came home, the run folder did not
     monkeypatch.delattr(work, "train")
     (job,) = planned(COURSE, tmp_path)
+    assert state(job) == "measured"
     carry_out([job], Bench(torch.device("cpu")))
-    lent, source = results.read(job.path), results.read(theirs.path)
-    assert state(job) == "measured" and lent["history"] == source["history"] and lent["found"] == {}
-    assert (lent["item"], lent["row"], lent["lent_by"]) == ("fig-tiny", "fat", f"table-tiny/{wanted.path.name}")
-    assert lent["environment"] == source["environment"]
+    assert not job.path.exists()
     (other,) = planned(COURSE, tmp_path, seeds=(1,))
-    work.lend([other])
     assert state(other) == "missing"
+
+
+def test_a_run_that_diverges_is_a_result_and_keeps_nobody_waiting(tmp_path, monkeypatch):
+    """It would diverge again: it is not trained again, and the rows behind it are."""
+    really, trained = work.train, []
+
+    def train(config, folder, **more):
+        trained.append(config.objective)
+        if config.objective == "madry":
+            more["stop"] = lambda: True
+            with pytest.raises(Interrupted):
+                really(config, folder, **more)
+            raise Diverged(1, 1, 0.1, "0.1")
+        return really(config, folder, **more)
+
+    monkeypatch.setattr(work, "train", train)
+    said = []
+    jobs = planned(TABLE, tmp_path)
+    for _ in range(2):
+        carry_out(jobs, Bench(torch.device("cpu"), tell=said.append))
+    assert trained == ["madry", "fat"] and [state(job) for job in jobs] == ["diverged", "measured"]
+    assert results.read(jobs[0].path)["diverged_in_epoch"] == 1
+    assert sum("not finite in epoch 1" in line for line in said) == 1
+
+
+def test_a_result_says_where_every_session_trained_it(measured, tmp_path, monkeypatch):
+    monkeypatch.setenv(AT_ONCE, "3")
+    (job,) = planned(TABLE, tmp_path, rows=("fat",))
+    carry_out([job], Bench(torch.device("cpu")))
+    (session,) = results.read(job.path)["trained_on"]
+    assert session["at_once"] == 3 and session["device"] == results.read(job.path)["environment"]["device"]
+    assert session["started"].endswith("Z") and session["torch"] == torch.__version__
+    assert results.at_once(results.read(planned(TABLE, measured)[1].path)) == 1
 
 
 def test_a_stop_between_jobs(tmp_path):
@@ -149,7 +181,7 @@ def test_a_table_also_has_the_best_epoch(tmp_path, monkeypatch):
     natural = (first(x).argmax(dim=1) == y).double().mean().item()
     assert found["best"]["attacks"]["natural"]["accuracy"] == natural != found["attacks"]["natural"]["accuracy"]
     told = " ".join(notes(collect(item, tmp_path / "results")))
-    assert f"Best epoch of fat (seed 0) on held-out images: 1, with {100 * natural:.2f} Natural, " in told
+    assert "best on held-out images, Natural / PGD-20: fat (seed 0, epoch 1) " + f"{100 * natural:.2f} / " in told
 
 
 def test_autoattack_has_its_own_images(tmp_path, measured, monkeypatch):

@@ -36,6 +36,7 @@ TABLE = Item(
             {"lite": FAT, "full": replace(FAT, epochs=3)},
             {"Natural": (89.34, 0.221), "PGD-20": (46.13, 0.409)},
             "m",
+            against="madry",
         ),
     ),
     lite="two epochs",

@@ -30,11 +30,12 @@ from sparring.errors import RunFailed, UserError
 from sparring.evaluation.protocols import find as find_protocol
 from sparring.recipes import paper
 from sparring.recipes.paper import Item, Robustness, Scale
-from sparring.report.beside import Line, best, spell
-from sparring.reproduce import Bench, Job, Stopped, carry_out, cost, lend, plan, state
+from sparring.report.beside import Line, as_printed, best
+from sparring.reproduce import Bench, Job, Stopped, carry_out, cost, plan, state, wanting
 from sparring.reproduce.collect import Collected, collect, lines, notes
 from sparring.reproduce.draw import draw
 from sparring.reproduce.headline import headline
+from sparring.reproduce.plan import default_seeds
 from sparring.reproduce.verdict import seen
 from sparring.together import run_together
 
@@ -68,7 +69,7 @@ class Options:
     limit: int | None = None
     """Measure on the first so many test images: a quick try, kept apart from the results (results/ITEM/limitN)."""
     at_once: int = 1
-    """Processes that share the rows and the GPU (under NVIDIA's MPS, where it is): two do a quarter more than one, four two fifths."""
+    """Processes that share the rows and the GPU (under NVIDIA's MPS, where it is): four do 1.4 times as much as one."""
     max_minutes: float | None = None
     """Stop cleanly after so many minutes, between two steps; the same command continues."""
     show: bool = True
@@ -89,6 +90,8 @@ def run(argv: list[str]) -> int:
     """The command."""
     options = parse(Options, argv, prog="sparring reproduce", description=DESCRIPTION)
     screen = Screen()
+    if options.results.exists() and not options.results.is_dir():
+        raise UserError(f"{options.results} is a file. --results is a folder.")
     if options.item is None:
         _refuse_what_needs_an_item(options)
         (_draw_all if options.draw else _list)(screen, options)
@@ -96,11 +99,12 @@ def run(argv: list[str]) -> int:
     item = paper.find(options.item)
     if options.plan and options.draw:
         raise UserError("--plan lists the jobs and --draw draws what is there. Give one of them.")
+    if options.draw and (options.rows or options.seeds):
+        raise UserError("--draw draws all that is measured. Leave out --rows and --seeds.")
     jobs = _jobs(item, options)
     if options.plan:
         screen.print(_planned(jobs))
         return 0
-    lend(jobs)
     finished = True
     if not options.draw:
         device = pick_device(options.device)
@@ -110,10 +114,11 @@ def run(argv: list[str]) -> int:
         finished = _work(jobs, options, device, screen, shlex.join(["sparring", "reproduce", *argv]))
     if not options.show:
         return 0
-    collected = collect(item, options.results, options.limit)
+    # A drawing shows what there is most of, unless it is told; `lite` may just be the default.
+    collected = collect(item, options.results, options.limit, None if options.draw else options.scale)
     show(collected, screen)
     if not finished:
-        left = sum(state(job) != "measured" for job in jobs)
+        left = len(wanting(jobs))
         screen.print(f"Time is up with {left} of {_count(jobs)} left. The same command continues.", highlight=False)
     elif not collected.found and not collected.begun:
         screen.print(f"Nothing of {item.name} is measured yet. Begin with: sparring reproduce {item.name}")
@@ -130,9 +135,10 @@ def _refuse_what_needs_an_item(options: Options) -> None:
 
 def _say_what_is_there(jobs: Sequence[Job], options: Options, screen: Screen) -> None:
     """What is not measured now, because it was before."""
-    done = [job for job in jobs if state(job) == "measured"]
+    left = wanting(jobs)
+    done = [job for job in jobs if job not in left]
     if done:
-        again = "" if len(done) < len(jobs) else " Nothing is run; to measure it anew: --results FOLDER."
+        again = "" if left else " Nothing is run; to measure it anew: --results FOLDER."
         folder = done[0].path.parent
         screen.print(f"already measured: {len(done)} of {_count(jobs)}, in {folder}.{again}", highlight=False)
 
@@ -155,7 +161,7 @@ def _jobs(item: Item, options: Options) -> list[Job]:
         scale=options.scale,
         runs_folder=options.runs,
         results_folder=options.results,
-        seeds=options.seeds,
+        seeds=tuple(dict.fromkeys(options.seeds)),
         rows=options.rows,
         limit=options.limit,
     )
@@ -169,20 +175,20 @@ def _jobs(item: Item, options: Options) -> list[Job]:
 
 def _possible(item: Item, jobs: Sequence[Job], options: Options, device: torch.device) -> None:
     """Refuse, before the first step, what cannot be done here: data that are not there, weeks on a CPU."""
-    wanting = [job for job in jobs if state(job) != "measured"]
-    here = {found.name: found for found in describe()}
-    for spec in sorted({job.config.data.partition(":")[0] for job in wanting if job.config is not None}):
-        if not here[spec].present:
-            raise UserError(f"{item.name} needs {spec}, which is not here. Get it: {here[spec].how}.")
-    for job in wanting:  # a protocol that does not exist is told before the training
-        if isinstance(job.row.measure, Robustness):
-            find_protocol(job.row.measure.protocol)
-    if device.type == "cpu" and options.device == "auto" and not _soon(wanting):
+    ahead = wanting(jobs)
+    if device.type == "cpu" and options.device == "auto" and not _soon(ahead):
         raise UserError(
-            f"{item.name} at scale {options.scale} needs a GPU: about {cost.spell(cost.left(wanting))} on an H200; "
-            f"none is here. Run it on a machine with CUDA, or {_instead(item, wanting, options)}; to insist on the "
+            f"{item.name} at scale {options.scale} needs a GPU: about {cost.spell(cost.left(ahead))} on an H200; "
+            f"none is here. Run it on a machine with CUDA, or {_instead(item, ahead, options)}; to insist on the "
             "CPU add --device cpu."
         )
+    here = {found.name: found for found in describe()}
+    for spec in sorted({job.config.data.partition(":")[0] for job in ahead if job.config is not None}):
+        if not here[spec].present:
+            raise UserError(f"{item.name} needs {spec}, which is not here. Get it: {here[spec].how}.")
+    for job in ahead:  # a protocol that does not exist is told before the training
+        if isinstance(job.row.measure, Robustness):
+            find_protocol(job.row.measure.protocol)
 
 
 def _soon(jobs: Sequence[Job]) -> bool:
@@ -190,7 +196,7 @@ def _soon(jobs: Sequence[Job]) -> bool:
     return cost.left(jobs, start=0.0) <= _PATIENCE
 
 
-def _instead(item: Item, wanting: Sequence[Job], options: Options) -> str:
+def _instead(item: Item, ahead: Sequence[Job], options: Options) -> str:
     """What a CPU can do: the short scale, a row of it, or other items."""
     jobs = {
         name: plan(other, scale="lite", runs_folder=options.runs, results_folder=options.results)
@@ -198,16 +204,12 @@ def _instead(item: Item, wanting: Sequence[Job], options: Options) -> str:
     }
     if options.scale == "full" and jobs.get(item.name) and _soon(jobs[item.name]):
         return "the short version here with --scale lite"
-    names = dict.fromkeys(job.row.name for job in wanting)
-    rows = [name for name in names if _soon([job for job in wanting if job.row.name == name])]
+    names = dict.fromkeys(job.row.name for job in ahead)
+    rows = [name for name in names if _soon([job for job in ahead if job.row.name == name])]
     if rows:
         return f"a part of it here with --rows {' '.join(rows)}"
     short = [name for name, each in jobs.items() if each and _soon(each)]
-    return (
-        f"try what a CPU does in minutes: sparring reproduce {' or '.join(short)}"
-        if short
-        else "fewer rows of it with --rows"
-    )
+    return f"try what a CPU does in minutes: sparring reproduce {short[0]}" if short else "fewer rows of it with --rows"
 
 
 def _work(jobs: Sequence[Job], options: Options, device: torch.device, screen: Screen, again: str) -> bool:
@@ -251,11 +253,10 @@ def _share(
     tell: Callable[[str], None],
 ) -> bool:
     """The same by several processes of this command; each looks at the clock itself."""
-    wanting = [job for job in jobs if state(job) != "measured"]
-    commands = [_command(share, options, device) for share in cost.share_out(wanting, options.at_once)]
+    commands = [_command(share, options, device) for share in cost.share_out(wanting(jobs), options.at_once)]
     if commands and not run_together(commands, device=device, stop=stop, tell=tell):
         raise Stopped("all processes; saved")
-    return all(state(job) == "measured" for job in jobs)
+    return not wanting(jobs)
 
 
 def _command(share: Sequence[Job], options: Options, device: torch.device) -> list[str]:
@@ -330,7 +331,7 @@ def _table(item: Item, each: Sequence[Line], between: str = " ± ") -> Table:
         backprops = ["" if line.backprops is None else f"{line.backprops:.1f}"] if costs else []
         table.add_row(line.label, "ours" if line.ours else "not yet", *ours, *backprops)
         cells = [
-            spell(line.paper[column]).replace(" ± ", between) if column in line.paper else "" for column in columns
+            as_printed(line.paper[column]).replace(" ± ", between) if column in line.paper else "" for column in columns
         ]
         table.add_row("", "paper", *cells, *[""] * len(costs), style="dim", end_section=True)
     ours_are = dict.fromkeys(line.about for line in each if line.ours)
@@ -368,7 +369,7 @@ def _list(screen: Screen, options: Options) -> None:
     screen.print(table)
     screen.print(
         "\nlite, full: time on one H200 for all rows and seeds one after the other, estimated from the times of a step "
-        "(runs that items share are counted in each). done: rows measured.\n"
+        "(runs that items share are counted in each). done: of all rows and seeds, measured + begun.\n"
         "One of them: sparring reproduce ITEM    Its jobs: sparring reproduce ITEM --plan",
         highlight=False,
     )
@@ -393,6 +394,10 @@ def _draw_all(screen: Screen, options: Options) -> None:
 
 
 def _costs(item: Item, found: Collected, scale: Scale) -> tuple[str, str]:
+    """What a scale costs, and how many of its jobs are done or begun."""
     jobs = plan(item, scale=scale, runs_folder=Path(), results_folder=Path())
-    rows = len({job.row.name for job in jobs})
-    return (cost.spell(cost.seconds(jobs)) if jobs else "-", f"{found.measured(scale)}/{rows}" if rows else "-")
+    if not jobs:
+        return "-", "-"
+    done = found.measured(scale, default_seeds(item, scale))
+    begun = sum(result["scale"] == scale for result in found.begun)
+    return cost.spell(cost.seconds(jobs)), f"{done}/{len(jobs)}{f' +{begun}' if begun else ''}"

@@ -47,12 +47,19 @@ class Line:
     paper_about: str = ""  # the paper's network
     backprops: float | None = None  # mean per image in training
     seconds: float | None = None  # of training, on one seed
+    at_once: int = 1  # so many runs shared the device meanwhile
 
 
 def spell(value: Published) -> str:
     """Two decimals, and the deviation where there is one."""
     number, spread = value
     return f"{number:.2f}" if spread is None else f"{number:.2f} ± {spread:.2f}"
+
+
+def as_printed(value: Published) -> str:
+    """As the paper prints it: a deviation has three decimals there."""
+    number, spread = value
+    return f"{number:.2f}" if spread is None else f"{number:.2f} ± {spread:.3f}"
 
 
 def best(lines: Sequence[Line], column: str) -> str | None:
@@ -75,7 +82,7 @@ def markdown(columns: Sequence[str], lines: Sequence[Line]) -> str:
         else:
             rows.append([line.label, "ours: not yet measured", *ours, ""])
         if line.paper:
-            paper = [spell(line.paper[column]) if column in line.paper else "" for column in columns]
+            paper = [as_printed(line.paper[column]) if column in line.paper else "" for column in columns]
             rows.append(["", f"paper, {line.paper_about}", *paper, ""])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"
 

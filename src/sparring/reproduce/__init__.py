@@ -3,7 +3,7 @@
 Stands above training, evaluation, recipes and report; nothing below knows of it.
 """
 
-from sparring.reproduce.plan import Job, plan, state
-from sparring.reproduce.work import Bench, Stopped, carry_out, lend
+from sparring.reproduce.plan import Job, plan, state, wanting
+from sparring.reproduce.work import Bench, Stopped, carry_out
 
-__all__ = ["Bench", "Job", "Stopped", "carry_out", "lend", "plan", "state"]
+__all__ = ["Bench", "Job", "Stopped", "carry_out", "plan", "state", "wanting"]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sparring.recipes.paper import Item, Row, Scale
+from sparring.recipes.paper import Course, Item, Row, Scale
 from sparring.report.beside import Line, Ours
 from sparring.reproduce import cost, results
 from sparring.reproduce.plan import home
@@ -16,6 +16,7 @@ from sparring.reproduce.results import Result
 
 NETWORKS = {"small_cnn": "Small CNN", "resnet18": "ResNet-18", "tiny_cnn": "Tiny CNN"}
 _SCALES: tuple[Scale, Scale] = ("full", "lite")
+_BRIEF = ("natural", "pgd20", "pgd10")  # what a note tells of an epoch
 
 
 @dataclass(frozen=True)
@@ -25,27 +26,34 @@ class Collected:
     item: Item
     home: Path  # the folder of its results
     found: Mapping[tuple[str, Scale], Sequence[Result]]  # (row, scale) -> one a seed, in order
-    begun: Sequence[Result]  # trainings that have not come to their end
+    begun: Sequence[Result]  # trainings that have not come to their end, or to a bad one
     other: int  # files made by another declaration than today's: not shown
+    wanted: Scale | None = None  # the scale to show where there is something to show at it
 
     def scale(self, group: str) -> Scale:
-        """The scale at which most of a group's rows are measured, the full one where both have as many.
+        """The scale that was asked for, else the one at which most of a group's rows are measured, the full one of two.
 
         Rows of one group are compared with one another, so they are never shown at different scales.
         """
-        names = [row.name for row in self.item.rows if row.group == group]
-        return max(_SCALES, key=lambda scale: sum((name, scale) in self.found for name in names))
+        rows = [row for row in self.item.rows if row.group == group]
+        counts = {scale: sum((row.name, scale) in self.found for row in rows) for scale in _SCALES}
+        if self.wanted and counts[self.wanted]:
+            return self.wanted
+        if not any(counts.values()):
+            return "lite" if any("lite" in row.configs for row in rows) else "full"
+        return max(_SCALES, key=lambda scale: counts[scale])
 
     def of(self, row: Row) -> Sequence[Result]:
         """The results of a row at the scale that its group is shown at; empty where there are none."""
         return self.found.get((row.name, self.scale(row.group)), ())
 
-    def measured(self, scale: Scale) -> int:
-        """How many rows have a result at a scale."""
-        return sum((row.name, scale) in self.found for row in self.item.rows)
+    def measured(self, scale: Scale, seeds: Sequence[int]) -> int:
+        """How many results of these seeds there are at a scale."""
+        several = [self.found.get((row.name, scale), ()) for row in self.item.rows]
+        return sum(result["seed"] in seeds for each in several for result in each)
 
 
-def collect(item: Item, folder: Path, limit: int | None = None) -> Collected:
+def collect(item: Item, folder: Path, limit: int | None = None, wanted: Scale | None = None) -> Collected:
     """The results of an item in a results folder; of tries on fewer images with `limit`."""
     rows = {row.name: row for row in item.rows}
     found: dict[tuple[str, Scale], list[Result]] = {}
@@ -60,9 +68,23 @@ def collect(item: Item, folder: Path, limit: int | None = None) -> Collected:
             found.setdefault((row.name, scale), []).append(result)
         else:
             begun.append(result)
+    for name, scale, result in _lent(item, folder):
+        several = found.setdefault((name, scale), [])
+        if result["seed"] not in [own["seed"] for own in several]:
+            several.append(result)
     for several in found.values():
         several.sort(key=lambda result: int(result["seed"]))
-    return Collected(item, home(folder, item, limit), found, begun, other)
+    return Collected(item, home(folder, item, limit), found, begun, other, wanted)
+
+
+def _lent(item: Item, folder: Path) -> Iterator[tuple[str, Scale, Result]]:
+    """What other items' results have for rows that ask for the course of a run and nothing else."""
+    asking = [row for row in item.rows if isinstance(row.measure, Course)]
+    for theirs, result in results.courses(folder) if asking else ():
+        for row in asking:
+            for scale, config in row.configs.items():
+                if config is not None and theirs == replace(config, seed=theirs.seed):
+                    yield row.name, scale, {**result, "row": row.name, "scale": scale, "found": {}}
 
 
 def _declared(row: Row, scale: Scale, result: Mapping[str, Any], limit: int | None) -> bool:
@@ -89,6 +111,7 @@ def _line(row: Row, several: Sequence[Result], columns: Mapping[str, str]) -> Li
         network(row.group),
         statistics.fmean(backprops),
         statistics.fmean(result["training_seconds"] for result in several),
+        max(map(results.at_once, several)),
     )
 
 
@@ -124,7 +147,8 @@ def notes(collected: Collected) -> list[str]:
     if "lite" in scales:
         told.append(f"Lite scale: {item.lite}.")
     if shown:
-        told.append(f"{_images(shown)}{_seeds(shown)} Hardware: {_hardware(shown)}.")
+        told.append(f"{_images(shown)}{_seeds(shown)} {_hardware(shown)}")
+    told += _other_scale(collected)
     told += _best_epochs(shown, item.columns)
     told += _doubts(shown)
     told += [_course(result) for result in collected.begun]
@@ -154,24 +178,42 @@ def _seeds(shown: Sequence[Result]) -> str:
 
 
 def _hardware(shown: Sequence[Result]) -> str:
-    places = {(r["environment"]["device"], r["environment"]["torch"]) for r in shown}
-    return "; ".join(f"{device}, torch {version}" for device, version in sorted(places))
+    """Where it was trained, with how much company, and where it was measured if that was elsewhere."""
+    trained = _places(session for result in shown for session in results.trained_on(result))
+    measured = _places(result["environment"] for result in shown)
+    company = max(map(results.at_once, shown))
+    beside = f", up to {company} runs at once" if company > 1 else ""
+    where = f"Trained on {trained}{beside}; measured on {measured}." if measured != trained else ""
+    return where or f"Hardware: {trained}{beside}."
+
+
+def _places(sessions: Iterable[Mapping[str, Any]]) -> str:
+    return "; ".join(sorted({f"{session['device']}, torch {session['torch']}" for session in sessions}))
+
+
+def _other_scale(collected: Collected) -> list[str]:
+    """The rows that are measured at the scale that is not shown: no comparison, but not to be lost."""
+    told = []
+    for row in collected.item.rows:
+        for scale in _SCALES:
+            several = collected.found.get((row.name, scale), ())
+            if several and scale != collected.scale(row.group):
+                values = cells(several, collected.item.columns)
+                numbers = ", ".join(f"{cell.text} {column}" for column, cell in values.items())
+                told.append(f"{row.label} at {scale} scale ({about(several)}){f': {numbers}' if numbers else ''}.")
+    return told
 
 
 def _best_epochs(shown: Sequence[Result], columns: Mapping[str, str]) -> list[str]:
-    """What the epoch that was best on held-out images does, where that was not the last."""
+    """What the epoch that was best on held-out images does, where that was not the last: one line for all."""
+    brief = {column: attack for column, attack in columns.items() if attack in _BRIEF}
     told = []
     for result in shown:
         best = result["found"].get("best")
         if best is not None:
-            parts = [
-                f"{100 * best['attacks'][attack]['accuracy']:.2f} {column}"
-                for column, attack in columns.items()
-                if attack in best["attacks"]
-            ]
-            who = f"{result['row']} (seed {result['seed']})"
-            told.append(f"Best epoch of {who} on held-out images: {best['epoch']}, with {', '.join(parts)}.")
-    return told
+            parts = [f"{100 * best['attacks'][attack]['accuracy']:.2f}" for attack in brief.values()]
+            told.append(f"{result['row']} (seed {result['seed']}, epoch {best['epoch']}) {' / '.join(parts)}")
+    return [f"At the epoch that was best on held-out images, {' / '.join(brief)}: {'; '.join(told)}."] if told else []
 
 
 def _doubts(shown: Sequence[Result]) -> list[str]:
@@ -185,13 +227,19 @@ def _doubts(shown: Sequence[Result]) -> list[str]:
 def _course(result: Result) -> str:
     """How far a training is, what an epoch takes, and what the whole will."""
     done, all_of_it = len(result["history"].get("epoch", ())), result["config"]["epochs"]
-    text = f"{result['row']} ({result['scale']}, seed {result['seed']}): {done} of {all_of_it} epochs"
+    who = f"{result['row']} ({result['scale']}, seed {result['seed']})"
+    if result["state"] == "diverged":
+        return f"{who} diverged: its loss was not finite in epoch {result['diverged_in_epoch']} of {all_of_it}."
+    text = f"{who}: {done} of {all_of_it} epochs"
     if not done:
         return f"{text}."
     each = result["training_seconds"] / done
     memory = result.get("peak_memory_gib")
     held = f", {memory:.1f} GiB at most" if memory else ""
+    devices = ", ".join(sorted({session["device"] for session in results.trained_on(result)}))
+    company = results.at_once(result)
+    beside = f" ({company} runs at once)" if company > 1 else ""
     return (
-        f"{text}, {each:.1f} s an epoch on {result['environment']['device']}{held}, sessions: {result['sessions']}. "
-        f"The whole row takes about {cost.spell(each * all_of_it)}."
+        f"{text}, {each:.1f} s an epoch on {devices}{beside}{held}, sessions: {result['sessions']}. "
+        f"The whole row takes about {cost.spell(each * all_of_it)}{beside}."
     )

@@ -12,7 +12,7 @@ from sparring.config import Config
 from sparring.evaluation.protocols import PROTOCOLS, Climb
 from sparring.objectives import OBJECTIVES
 from sparring.recipes.paper import Mixture, Robustness
-from sparring.reproduce.plan import Job, state
+from sparring.reproduce.plan import Job, state, wanting
 
 # Milliseconds at batch 128: (attack step, update). Measured: small_cnn, resnet18 and wrn-34-10. The others are theirs
 # scaled by multiply-adds, and are not measured.
@@ -75,7 +75,7 @@ def left(jobs: Iterable[Job], *, start: float = _START) -> float:
     Args:
         start: seconds until an engine is ready. A CPU has none to wait for.
     """
-    each = [job for job in jobs if state(job) != "measured"]
+    each = wanting(list(jobs))
     return _sum([job for job in each if state(job) != "trained"], each, start)
 
 

@@ -42,5 +42,6 @@ def _row(line: Line) -> list[str]:
         theirs = f" ({line.paper[column][0]:.1f})" if column in line.paper else ""
         cells.append(f"{ours}{theirs}".strip())
     backprops = "" if line.backprops is None else f"{line.backprops:.1f}"
-    seconds = "" if line.seconds is None else f"{line.seconds:.0f} s"
+    beside = f" ({line.at_once} at once)" if line.at_once > 1 else ""
+    seconds = "" if line.seconds is None else f"{line.seconds:.0f} s{beside}"
     return [line.label, *cells, backprops, seconds]

@@ -15,10 +15,10 @@ from typing import Any, Literal
 from sparring import checkpoint, runs
 from sparring.config import Config, differences
 from sparring.errors import UserError, did_you_mean
-from sparring.recipes.paper import Item, Row, Scale
+from sparring.recipes.paper import Course, Item, Row, Scale
 from sparring.reproduce import results
 
-State = Literal["missing", "interrupted", "trained", "measured"]
+State = Literal["missing", "interrupted", "trained", "measured", "diverged"]
 
 
 @dataclass(frozen=True)
@@ -106,12 +106,24 @@ def state(job: Job) -> State:
     """How far a job is."""
     found = results.read(job.path)
     as_declared = found is not None and results.matches(found, job.config, job.row.measure, job.limit)
-    if as_declared and results.finished(found):
-        return "measured"
+    if as_declared and found is not None and found["state"] in ("measured", "diverged"):
+        return "measured" if results.finished(found) else "diverged"
     if job.config is None or job.folder is None:
         return "trained"
     if not (job.folder / runs.CONFIG).exists():
-        return "missing"
+        return "measured" if _lent(job, job.config) else "missing"
     # The records are a line ahead of the checkpoint for a moment: the checkpoint decides.
     done = checkpoint.read_facts(job.folder / runs.LAST).get("epoch", 0)
     return "trained" if done >= job.config.epochs else "interrupted"
+
+
+def wanting(jobs: Sequence[Job]) -> list[Job]:
+    """Those that are still to be done: a run that diverged would do so again."""
+    return [job for job in jobs if state(job) not in ("measured", "diverged")]
+
+
+def _lent(job: Job, config: Config) -> bool:
+    """Whether the result of another item has the course that is all a job asks for. Its run folder may be gone."""
+    if not isinstance(job.row.measure, Course):
+        return False
+    return any(config == theirs for theirs, _ in results.courses(job.path.parent.parent))

@@ -8,7 +8,7 @@ those whose configuration is the declared one. Per-example verdicts stay in the 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from sparring.recipes.paper import Measure
 
 Result = dict[str, Any]
 _FORMAT = 1
+_NAMED_BY = {"row", "scale", "seed", "state", "config", "measure", "environment"}  # what every reader relies on
 
 
 def declared(config: Config | None, measure: Measure, limit: int | None) -> dict[str, Any]:
@@ -38,11 +39,16 @@ def matches(result: Mapping[str, Any], config: Config | None, measure: Measure, 
 
 def trained_by(result: Mapping[str, Any], config: Config | None) -> bool:
     """Whether a result is of this configuration. A field that came after it was written had its default value."""
+    return (result.get("config") is None) == (config is None) and _config(result) == config
+
+
+def _config(result: Mapping[str, Any]) -> Config | None:
+    """None where nothing was trained, or by another version, or where it is damaged."""
     written = result.get("config")
     try:
-        return (None if written is None else configs.from_json(written)) == config
-    except UserError:  # of another version, or damaged
-        return False
+        return None if written is None else configs.from_json(written)
+    except UserError:
+        return None
 
 
 def finished(result: Mapping[str, Any] | None) -> bool:
@@ -65,22 +71,33 @@ def read(path: Path) -> Result | None:
         return None
     try:
         result = json.loads(path.read_text(encoding="utf-8"))
+        if not result.keys() >= _NAMED_BY:
+            raise KeyError
         if result["format"] != _FORMAT:
             raise UserError(
                 f"{path} has the format {result['format']}, this version reads {_FORMAT}. Measure it again."
             )
-    except (ValueError, KeyError, TypeError, OSError):
+    except (ValueError, KeyError, TypeError, AttributeError, OSError):
         raise UserError(f"{path} is not a result that Sparring wrote. Delete it, and reproduce it again.") from None
     return dict(result)
 
 
-def of_run(folder: Path, config: Config) -> tuple[Path, Result] | None:
-    """A result, of any item, of a run of this configuration that came to its end."""
+def courses(folder: Path) -> Iterator[tuple[Config, Result]]:
+    """The results of all items, with their configurations, whose runs came to their end: the epochs are in them."""
     for path in sorted(folder.glob("*/*-seed*.json")):
         result = read(path)
-        if result and result.get("state") in ("trained", "measured") and trained_by(result, config):
-            return path, result
-    return None
+        if result is not None and result["state"] in ("trained", "measured") and (config := _config(result)):
+            yield config, result
+
+
+def trained_on(result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The sessions that trained it, with device, torch and company; a measurement may have been made elsewhere."""
+    return result.get("trained_on") or [result["environment"]]
+
+
+def at_once(result: Mapping[str, Any]) -> int:
+    """How many processes shared the device, at most, while it was trained."""
+    return max(int(session.get("at_once", 1)) for session in trained_on(result))
 
 
 def columns(records: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:

@@ -20,8 +20,10 @@ from sparring.config import Config
 from sparring.data import Dataset, load
 from sparring.recipes.paper import Course, Losses, Mixture, Motivation, Robustness
 from sparring.reproduce import losses, mixture, motivation, results, robustness
-from sparring.reproduce.plan import Job, State, state
-from sparring.train import Interrupted, Watch, train
+from sparring.reproduce.plan import Job, State, state, wanting
+from sparring.train import Diverged, Interrupted, Watch, train
+
+_SESSION = ("started", "device", "torch", "at_once")  # what a result keeps of a session
 
 
 class Stopped(Exception):
@@ -73,42 +75,20 @@ class Bench:
 
 
 def carry_out(jobs: Sequence[Job], bench: Bench) -> None:
-    """Have every job's result, in order; those that are there are left alone.
+    """Have every job's result, in order; those that are there are left alone. A run that diverges is a result too.
 
     Raises:
         Stopped: once `bench.stop` said so; everything so far is on disk.
     """
-    lend(jobs, bench.tell)
     for job in jobs:
-        if state(job) == "measured":
+        if not wanting([job]):
             continue
         if bench.stop():
             raise Stopped(f"before {job.name}")
         if state(job) in ("missing", "interrupted"):
             train_run(job, bench)
-        _have(job, bench)
-
-
-def lend(jobs: Sequence[Job], tell: Callable[[str], None] = _silent) -> None:
-    """Give jobs that ask for the course of a run alone the one that another item's result holds, if there is any.
-
-    So they need no run folder, which may have stayed on another machine.
-    """
-    for job in jobs:
-        if isinstance(job.row.measure, Course) and job.config is not None and state(job) != "measured":
-            found = results.of_run(job.path.parent.parent, job.config)
-            if found is not None:
-                path, result = found
-                own = {"item": job.item, "row": job.row.name, "scale": job.scale, "state": "measured", **job.declared}
-                lent = {
-                    **result,
-                    **own,
-                    "found": {},
-                    "measuring_seconds": 0.0,
-                    "lent_by": f"{result['item']}/{path.name}",
-                }
-                results.write(job.path, lent)
-                tell(f"wrote {job.path}, from {path}")
+        if state(job) == "trained":
+            _have(job, bench)
 
 
 def train_run(job: Job, bench: Bench) -> None:
@@ -120,6 +100,7 @@ def train_run(job: Job, bench: Bench) -> None:
     if bench.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(bench.device)
     bench.tell(f"training {job.name} -> {job.folder}")
+    epoch, how_far = 0, state(job)
     try:
         train(
             job.config,
@@ -134,10 +115,15 @@ def train_run(job: Job, bench: Bench) -> None:
         )
     except Interrupted as interrupted:
         raise Stopped(f"in training ({job.name}): {interrupted}") from None
+    except Diverged as diverged:
+        epoch = diverged.epoch
     finally:
-        how_far = state(job)
+        how_far = "diverged" if epoch else state(job)
         if how_far != "missing":
-            results.write(job.path, _facts(job, bench, how_far, memory=_memory(bench.device)))
+            facts = _facts(job, bench, how_far, memory=_memory(bench.device))
+            results.write(job.path, facts | ({"diverged_in_epoch": epoch} if epoch else {}))
+    if epoch:
+        bench.tell(f"{job.name}: the loss was not finite in epoch {epoch}. Noted in {job.path}")
 
 
 def _have(job: Job, bench: Bench) -> None:
@@ -202,6 +188,7 @@ def _facts(job: Job, bench: Bench, how_far: State, memory: float | None = None) 
         history = runs.read_metrics(job.folder)
         facts["history"] = results.columns(history)
         facts["training_seconds"] = round(sum(record["seconds"] for record in history), 2)
-        facts["sessions"] = len(runs.read_environment(job.folder))
+        facts["sessions"] = len(sessions := runs.read_environment(job.folder))
+        facts["trained_on"] = [{key: session.get(key) for key in _SESSION} for session in sessions]
         facts["peak_memory_gib"] = memory
     return facts

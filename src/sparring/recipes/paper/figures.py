@@ -50,6 +50,7 @@ FIG_TAU = Item(
     lite=f"{SHORT}, tau 0, 1, 2, 3, 5, 10",
     columns=SIX | {"PGD-10": "pgd10"},
     xlabel="tau",
+    marks=(2.0,),
     together=True,
     trials=5,
 )

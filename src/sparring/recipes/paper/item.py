@@ -83,6 +83,7 @@ class Row:
     paper: Mapping[str, Published] = field(default_factory=dict)  # column -> what the paper printed
     group: str = ""  # the part of the table, or the picture of the figure, that it belongs to
     x: float | None = None  # its place in a figure
+    against: str = ""  # the row that it is an improvement on, by the paper
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,7 @@ class Item:
     lite: str  # what the short scale is
     columns: Mapping[str, str] = field(default_factory=dict)  # as printed -> the attack's name in a result
     xlabel: str = ""
+    marks: tuple[float, ...] = ()  # places that are told in words, beside the first and the last
     together: bool = False  # all groups in one picture, a line each
     trials: int = 1  # the paper's repetitions
     note: str = ""  # where the paper's figures come from, and what others published

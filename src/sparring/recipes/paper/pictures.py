@@ -62,7 +62,7 @@ FIG_MIXTURE = Item(
             "small_cnn",
             "Small CNN, bird and deer",
             Mixture(classes=("bird", "deer"), layers=(6, 7, 8), images=150),
-            {"full": BIRD_DEER, "lite": replace(BIRD_DEER, epochs=2)},
+            {"full": BIRD_DEER, "lite": replace(BIRD_DEER, epochs=20)},
             group="small_cnn",
         ),
         Row(
@@ -73,7 +73,7 @@ FIG_MIXTURE = Item(
             group="wrn-40-4",
         ),
     ),
-    lite="2 epochs of warm-up for Small CNN, 10 for WRN-40-4",
+    lite="20 epochs of warm-up for Small CNN, 10 for WRN-40-4",
 )
 
 PICTURES = (FIG_MOTIVATION, FIG_LOSS, FIG_MIXTURE)
