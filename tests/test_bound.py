@@ -100,6 +100,50 @@ def test_autoattack_is_asked_about_what_still_stands_and_counts(monkeypatch):
     assert pulled < 0.5  # from below 1 bit to 1 and rho; where AutoAttack's point was, it has 4.7
 
 
+def test_every_part_of_autoattack_is_asked_in_turn(monkeypatch):
+    """Each about what those before it have left; here the second finds one, the third all that is left."""
+    x, y = images()
+    x = x[:, None, None, :]
+    asked = []
+
+    def part(name, model, x, y, **_):
+        asked.append((name, len(x)))
+        found = torch.zeros(len(x), dtype=torch.bool)
+        found[: {1: 1, 2: len(x)}.get(len(asked) - 1, 0)] = True
+        far = torch.tensor([0.8, 0.0]).expand_as(x).to(x)
+        return autoattack.Claim(torch.where(found[:, None, None, None], far, x), found)
+
+    monkeypatch.setattr(bound, "attack_part", part)
+    before = estimate(nn.Sequential(nn.Flatten(), linear()), x, y, **NUMBERS)
+    after = estimate(nn.Sequential(nn.Flatten(), linear()), x, y, **(NUMBERS | {"strongest": "autoattack"}))
+    standing = round((1 - before.risk.value) * len(x))
+    assert [name for name, _ in asked] == list(autoattack.parts("standard", classes=2))[: len(asked)]
+    assert [count for _, count in asked] == [standing, standing, standing - 1] and after.risk.value == 1.0
+
+
+def test_the_margin_loss_climbs_too(monkeypatch):
+    """Where cross-entropy has no slope left, as behind a logit of a thousand, the margin still has."""
+    climbed = []
+    really = bound.climb
+    monkeypatch.setattr(bound, "climb", lambda *a, loss, **more: climbed.append(loss) or really(*a, loss=loss, **more))
+    x, y = images()
+    estimate(linear(), x, y, **NUMBERS)
+    assert climbed == ["ce", "cw"]
+
+
+def test_what_gives_no_bound_is_refused():
+    x, y = images()
+
+    class Broken(nn.Module):
+        def forward(self, x):
+            return linear()(x) / (x[:, :1] > 0.3)
+
+    with pytest.raises(UserError, match=r"not finite on \d+ of 12 images"):
+        estimate(Broken(), x, y, **NUMBERS)
+    with pytest.raises(UserError, match="seeds count from 0"):
+        estimate(linear(), x, y, **(NUMBERS | {"seed": -1}))
+
+
 def found(wrong: list[bool], least: list[float], most: list[float]) -> Extremes:
     numbers = [torch.tensor(values, dtype=torch.float64) for values in ([0.5] * len(wrong), least, most)]
     return Extremes(numbers[0], torch.tensor(wrong), numbers[1], numbers[2])

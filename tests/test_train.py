@@ -140,7 +140,7 @@ def test_stopping_and_resuming_is_exact(tmp_path, small, whole, moment):
 @pytest.fixture(scope="module")
 def lessons(tmp_path_factory, small):
     """Curriculum training whose step count has grown by the end, left alone."""
-    attack = replace(small.attack, eps=constant(0.1), step_size=0.05, steps=3, patience=1)
+    attack = replace(small.attack, eps=constant(0.1), step_size=0.02, steps=9, patience=1)
     config = replace(small, objective="cat", epochs=6, attack=attack, lr=parse("0.05,0.001@3"))
     folder = tmp_path_factory.mktemp("lessons") / "run"
     train.train(config, folder, tensorboard=False)
@@ -166,11 +166,15 @@ def test_cat_watches_its_own_attack(lessons):
     held = train.hold_out(load("digits").train, config.validation, seed=train.derive_seed(config.seed, train._HOLD_OUT))
     x, y = next(iter(train.batches(held[1], 500)))
     model = load_model(folder)
-    draws = train.generator(torch.device("cpu"), config.seed, train._VALIDATION, 0)
     setting = config.attack.at(config.epochs, config.epochs)
     numbers = {"eps": setting.eps, "step_size": setting.step_size, "steps": last["steps"], "start": setting.start}
-    x_adv = pgd(model, x, y, generator=draws, **numbers)
-    assert last["own"] == (model(x_adv).argmax(dim=1) == y).double().mean().item()
+    assert last["steps"] < config.attack.steps  # PGD-k, not PGD-K
+
+    def accuracy(**numbers):
+        draws = train.generator(torch.device("cpu"), config.seed, train._VALIDATION, 0)
+        return (model(pgd(model, x, y, generator=draws, **numbers)).argmax(dim=1) == y).double().mean().item()
+
+    assert last["own"] == accuracy(**numbers) != accuracy(**{**numbers, "steps": config.attack.steps})
     assert last["own"] > last["pgd10"]  # fewer steps in a smaller ball
 
 
@@ -182,6 +186,20 @@ def test_cat_resumes_exactly_with_its_step_count(tmp_path, lessons, moment):
         train.train(config, tmp_path / "parts", tensorboard=False, stop=lambda: next(steps) == moment - 1)
     train.train(config, tmp_path / "parts", resume=True, tensorboard=False)
     same_run(whole, tmp_path / "parts")
+
+
+@pytest.mark.parametrize("engine", ["plain", "fast"])
+def test_awp_acts_from_where_its_schedule_says(tmp_path, small, engine):
+    """0 in the first epoch and 0.01 in the second: the same weights after one, others after two."""
+    config = replace(small, epochs=2)
+    perturbed = replace(config, awp=parse("0,0.01@2"))
+    for name, each in (("without", config), ("with", perturbed)):
+        train.train(each, tmp_path / name, tensorboard=False, engine=engine)
+    one, other = (runs.read_metrics(tmp_path / name) for name in ("without", "with"))
+    assert one[0]["loss"] == other[0]["loss"] and one[0]["natural"] == other[0]["natural"]
+    assert one[1]["loss"] != other[1]["loss"]
+    weights = [load_model(tmp_path / name).state_dict() for name in ("without", "with")]
+    assert any(not torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
 
 
 @pytest.fixture(scope="module")

@@ -153,6 +153,8 @@ def estimate(
         raise unknown("attack", strongest, ("autoattack", "pgd"))
     if limit is not None and limit < 1:
         raise UserError(f"limit must be at least 1 image, got {limit}. Leave it out for all of them.")
+    if seed < 0:
+        raise UserError(f"seeds count from 0, got {seed}.")
     if resamples < 100:
         raise UserError(f"resamples must be at least 100 for a 95 % interval, got {resamples}.")
     x, y = x[:limit], y[:limit]
@@ -160,6 +162,9 @@ def estimate(
         torch.manual_seed(seed)  # a stochastic model draws from torch's global state
         subject = prepare(model, x, y, precision="fp32", batch_size=batch_size)
         found = extremes(subject, eps=eps, strongest=strongest, seed=seed, watch=watch)
+    bad = int((~found.most.isfinite()).sum())
+    if bad:
+        raise UserError(f"the loss is not finite on {bad} of {len(y)} images: no bound holds there. Check the model.")
     return conclude(found, eps=eps, rho=rho, strongest=strongest, seed=seed, resamples=resamples)
 
 
@@ -203,6 +208,8 @@ def extremes(subject: Subject, *, eps: float, strongest: Strongest, seed: int, w
     ]
 
     n = len(subject.x)
+    probe, _ = subject.take(torch.arange(min(n, 64, subject.batch)))
+    version: Version = "rand" if is_stochastic(subject.model, probe) else "standard"
 
     def work(x: Tensor, y: Tensor, rows: Tensor) -> Tensor:
         def tell(what: str, share: float) -> None:
@@ -210,13 +217,13 @@ def extremes(subject: Subject, *, eps: float, strongest: Strongest, seed: int, w
 
         seen = _Seen(subject.model, x, y)
         for place, (loss, steps, starts) in enumerate(climbs):
-            tell(f"{loss.upper() if isinstance(loss, str) else 'PGD'}, {steps} steps", 0.1 * place)
+            tell(f"{str(loss).upper()}, {steps} steps", 0.1 * place)
             begin = starts(x, rows)
             seen.look(climb(subject.model, x, y, begin, eps=eps, step_size=eps / 10, steps=steps, loss=loss))
         tell("friendliest", 0.2)
         seen.look(_friendliest(subject.model, x, y, eps))
         if strongest == "autoattack":
-            _autoattack(subject, seen, x, y, eps=eps, seed=seed, tell=tell)
+            _autoattack(subject, seen, x, y, eps=eps, version=version, seed=seed, tell=tell)
         tell("friendliest, again", 0.9)
         seen.pull()
         return torch.stack([seen.natural, seen.wrong.double(), seen.least, seen.most], dim=1).cpu()
@@ -244,18 +251,19 @@ def _autoattack(
     y: Tensor,
     *,
     eps: float,
+    version: Version,
     seed: int,
     tell: Callable[[str, float], None],
 ) -> None:
-    """Every part of AutoAttack on what still stands."""
-    version: Version = "rand" if is_stochastic(subject.model, x[:64]) else "standard"
+    """Every part of AutoAttack on what still stands, in exact fp32: it skips what rounding gets wrong."""
     names = parts(version, classes=subject.classes)
     for place, part in enumerate(names):
         tell(f"AutoAttack {part}", 0.3 + 0.6 * place / len(names))
         rows = torch.nonzero(~seen.wrong)[:, 0]
         if len(rows) == 0:
             return
-        claim = attack_part(part, subject.model, x[rows], y[rows], eps=eps, version=version, seed=seed)
+        with exact(x.device):
+            claim = attack_part(part, subject.model, x[rows], y[rows], eps=eps, version=version, seed=seed)
         seen.look(claim.x_adv, rows)
 
 

@@ -100,9 +100,9 @@ class Config:
                 "beside it: --attack.start normal (or uniform)."
             )
         if not objective.walks and (self.attack.noise or not self.attack.project):
-            raise UserError(
-                f"{self.objective} searches inside the ball and without noise. Leave out noise and project."
-            )
+            given = [f"attack.noise is {self.attack.noise:g}: --attack.noise 0"] if self.attack.noise else []
+            given += [] if self.attack.project else ["attack.project is off: --attack.project"]
+            raise UserError(f"{self.objective} searches inside the ball and without noise; {'; '.join(given)}.")
 
 
 def to_json(config: Config) -> dict[str, Any]:

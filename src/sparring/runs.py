@@ -124,7 +124,7 @@ def _make(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"cannot make the folder {folder}: {error.strerror}. Choose another one.") from None
+        raise UserError(f"cannot make the folder {folder}: {error.strerror}. Choose another with --out.") from None
 
 
 def open_run(folder: Path) -> Run:

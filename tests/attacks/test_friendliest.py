@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from sparring.attacks import friendliest_pgd, friendly_pgd
+from sparring.attacks.friendliest import Least
 from sparring.attacks.margin import probability_margin
 from sparring.errors import UserError
 from sparring.losses import cross_entropy
@@ -133,6 +134,33 @@ def test_closed_form_on_a_linear_model(by, start, rho):
     found = friendliest_pgd(linear(), x, y, rho=rho, by=by, start=start, generator=seeded(), **common)
     loss = cross_entropy(linear()(found.x_adv), y).detach()
     assert torch.allclose(loss[inside], torch.log1p(best.exp())[inside], rtol=0, atol=1e-9)
+
+
+def test_the_last_step_is_looked_at_and_halved_too():
+    """m_0 = -0.5, three steps of 0.18: -0.32, -0.14, 0.04. Only the last meets rho 0.01, and is led back to it."""
+    x, y = torch.tensor([[0.125, 0.5]], dtype=torch.float64), torch.zeros(1, dtype=torch.int64)
+    common = {"eps": 0.1, "step_size": 0.03, "steps": 3, "rho": 0.01, "start": None}
+    found = friendliest_pgd(linear(), x, y, halvings=50, **common)
+    logits = linear()(found.x_adv)[0]
+    assert found.backprops.tolist() == [3] and (logits[1] - logits[0]).item() == pytest.approx(0.01, abs=1e-9)
+
+
+def test_of_a_descent_that_never_crosses_the_end_is_taken():
+    """m_0 = 0.9 and 0.6 to go: every point on the way down meets rho 0.05, the last one has the least loss."""
+    x, y = torch.tensor([[0.475, 0.5]], dtype=torch.float64), torch.zeros(1, dtype=torch.int64)
+    common = {"eps": 0.1, "step_size": 0.03, "steps": 10, "rho": 0.05, "start": None}
+    for downhill, margin in ((True, 0.3), (False, 0.9)):  # without: it stays, and so does its loss
+        found = friendliest_pgd(linear(), x, y, downhill=downhill, **common)
+        logits = linear()(found.x_adv)[0]
+        assert (logits[1] - logits[0]).item() == pytest.approx(margin, abs=1e-9)
+
+
+def test_least_keeps_the_least_whatever_the_order():
+    seen = Least(torch.zeros(2, 1))
+    rows, met = torch.tensor([0, 1]), torch.tensor([True, True])
+    for loss in ([3.0, 1.0], [1.0, 2.0], [2.0, 3.0]):
+        seen.enter(rows, torch.tensor(loss)[:, None], torch.tensor(loss), met)
+    assert seen.or_else(torch.full((2, 1), 9.0)).flatten().tolist() == [1.0, 1.0]
 
 
 def test_downhill_costs_steps_and_staying_costs_none(many):

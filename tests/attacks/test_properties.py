@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from sparring import losses, threat
-from sparring.attacks import friendly_pgd, pgd
+from sparring.attacks import fosc_pgd, friendliest_pgd, friendly_pgd, margin_pgd, pgd
 from sparring.errors import UserError
 from tests.attacks.conftest import images, network
 
@@ -37,10 +37,29 @@ ATTACKS = {
     "friendly-noise": _friendly(1, noise=0.02),
     "friendly-normal": _friendly(1, start="normal"),
 }
-attacks = pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS.keys())
 
 
-@attacks
+def _other(search, **fixed):
+    """A search that has a loss and rules of its own."""
+
+    def attack(model, x, y, **changes):
+        return search(model, x, y, **(COMMON | fixed | changes)).x_adv
+
+    return attack
+
+
+OTHERS = {
+    "fosc": _other(fosc_pgd, criterion=0.1),
+    "margin": _other(margin_pgd, margin=0.2),
+    "friendliest-loss": _other(friendliest_pgd, rho=0.1),
+    "friendliest-probability": _other(friendliest_pgd, rho=0.1, by="probability"),
+}
+EVERY = ATTACKS | OTHERS
+attacks = pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS.keys())  # whose loss can be chosen
+every = pytest.mark.parametrize("attack", EVERY.values(), ids=EVERY.keys())
+
+
+@every
 def test_stays_inside_the_ball_and_the_pixel_range(attack, batch):
     model, x, y = batch
     x = x.round(decimals=1)  # pixels at 0 and 1 too
@@ -51,7 +70,7 @@ def test_stays_inside_the_ball_and_the_pixel_range(attack, batch):
         assert x_adv.max() <= 1
 
 
-@attacks
+@every
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_keeps_order_shape_dtype_and_device(attack, dtype, batch):
     model, x, y = batch
@@ -63,7 +82,7 @@ def test_keeps_order_shape_dtype_and_device(attack, dtype, batch):
     assert (x_adv - x).abs().amax() <= COMMON["eps"] + slack
 
 
-@attacks
+@every
 def test_order_is_the_callers(attack, batch):
     model, x, y = batch
     turned = torch.arange(len(x) - 1, -1, -1)
@@ -75,7 +94,7 @@ def test_order_is_the_callers(attack, batch):
     assert close.all() or attack is ATTACKS["pgd-kl"]
 
 
-@attacks
+@every
 @pytest.mark.parametrize("training", [True, False])
 def test_leaves_the_model_as_it_was(attack, training, batch):
     model, x, y = batch
@@ -111,7 +130,7 @@ def test_leaves_the_model_as_it_was_when_it_fails(attack, batch):
     assert all(module.training for module in model.modules())
 
 
-@attacks
+@every
 def test_same_seed_same_result_and_another_seed_another(attack, batch):
     model, x, y = batch
     one, same, other = (
@@ -121,7 +140,7 @@ def test_same_seed_same_result_and_another_seed_another(attack, batch):
     assert not torch.equal(one, other)
 
 
-@attacks
+@every
 def test_works_inside_no_grad_and_inference_mode(attack, batch):
     model, x, y = batch
     expected = attack(model, x, y, generator=torch.Generator().manual_seed(0))
@@ -132,7 +151,7 @@ def test_works_inside_no_grad_and_inference_mode(attack, batch):
     assert torch.equal(inside, expected)
 
 
-@attacks
+@every
 def test_uses_running_statistics(attack):
     """Eval mode: with a batch of one, train-mode batch-norm would see nothing but that one."""
     model = network()
@@ -170,9 +189,11 @@ BAD = {
 }
 
 
-@attacks
+@every
 @pytest.mark.parametrize(("changes", "message"), BAD.values(), ids=BAD.keys())
 def test_bad_settings_are_refused_before_any_work(attack, changes, message, batch):
+    if "loss" in changes and attack in OTHERS.values():
+        return  # its loss is its own
     model, x, y = batch
     model.register_forward_pre_hook(lambda module, inputs: pytest.fail("the model was called"))
     with pytest.raises(UserError, match=message):
@@ -204,7 +225,7 @@ BAD_BATCHES = {
 }
 
 
-@attacks
+@every
 @pytest.mark.parametrize(("change", "message"), BAD_BATCHES.values(), ids=BAD_BATCHES.keys())
 def test_bad_batches_are_refused(attack, change, message, batch):
     model, x, y = batch
@@ -221,12 +242,12 @@ BAD_MODELS = {
 }
 
 
-@attacks
+@every
 @pytest.mark.parametrize("forward", BAD_MODELS.values(), ids=BAD_MODELS.keys())
 def test_a_model_that_gives_no_logits_is_refused(attack, forward, batch):
     _, x, y = batch
     with pytest.raises(UserError, match="the model must map 24 images to logits of shape"):
-        attack(forward, x, y, loss="ce")
+        attack(forward, x, y)
 
 
 @attacks
@@ -235,7 +256,7 @@ def test_a_loss_of_the_wrong_shape_is_refused(attack, batch):
         attack(*batch, loss=lambda logits, y: nn.functional.cross_entropy(logits, y))
 
 
-@attacks
+@every
 def test_a_model_without_a_gradient_is_refused(attack, batch):
     model, x, y = batch
     with pytest.raises(UserError, match="differentiable"):

@@ -64,6 +64,20 @@ def test_fosc_of_a_linear_model_decides_the_stop():
     assert found.backprops.tolist() == [1, 1]
 
 
+def test_an_attack_stops_where_fosc_is_just_the_criterion():
+    """In a corner of a ball of 1/8 every number is exact: FOSC is 0 there, and 0 is allowed."""
+    model, (x, y) = linear(), at_half()
+    found = fosc_pgd(model, x, y, eps=0.125, step_size=0.125, steps=3, criterion=0.0, start=None)
+    assert found.backprops.tolist() == [1, 1]
+
+
+def test_a_margin_that_is_just_reached_is_not_passed():
+    """Both classes alike: wrong by 0, which is not more than 0."""
+    model, (x, y) = linear(), at_half()
+    found = margin_pgd(model, x, y, eps=0.1, step_size=0.01, steps=2, margin=0.0, start=None)
+    assert model(x)[1].tolist() == [0.0, 0.0] and found.backprops.tolist() == [0, 1]
+
+
 def test_fosc_is_not_negative_in_the_ball(batch):
     model, x, y = batch
     point = (x + 0.1 * (2 * torch.rand(x.shape, generator=seeded(), dtype=x.dtype) - 1)).requires_grad_()

@@ -51,7 +51,7 @@ def test_autoattack_finds_at_least_as_much(sparring, run):
 
 
 def test_other_settings_are_another_file(sparring, run):
-    for more in (["--rho", "1/2"], ["--seed", "3"], ["--data", "digits"], ["--which", "best"]):
+    for more in (["--rho", "1/2"], ["--seed", "3"], ["--data", "digits"], ["--which", "best"], ["--resamples", "300"]):
         assert sparring("bound", run, *FAST, *more).code == 0
     assert sparring("bound", run / "best.safetensors", *FAST, "--eps", "0.1").code == 0
     assert {path.stem.removeprefix("bound") for path in (run / "evaluation").glob("*.json")} == {
@@ -59,6 +59,7 @@ def test_other_settings_are_another_file(sparring, run):
         "-limit20-seed3-pgd",
         "-digits-limit20-pgd",
         "-limit20-pgd-best",
+        "-limit20-resamples300-pgd",
         "-eps0.1-limit20-pgd-best",
     }
 
@@ -76,6 +77,8 @@ def test_the_same_command_gives_the_same_numbers(sparring, run):
         (["run", "--eps", "8"], ["eps must lie in (0, 1], got 8.0", "write 8/255"]),
         (["run", "--rho", "-1"], ["rho must be finite and at least 0"]),
         (["run", "--limit", "0"], ["limit must be at least 1"]),
+        (["run", "--limit", "9"], ["an interval needs at least 10 images"]),
+        (["run", "--seed", "-1"], ["seeds count from 0"]),
         (["run", "--resamples", "5"], ["resamples must be at least 100"]),
         (["run", "--strongest", "fgsm"], ["'fgsm'", "('autoattack', 'pgd')"]),
         (["run", "--data", "nowhere"], ["unknown data source"]),

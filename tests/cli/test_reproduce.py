@@ -264,4 +264,5 @@ def test_flags_that_would_be_ignored(sparring):
     planned = sparring("reproduce", "table-tiny", "--plan", "--seeds", "1", "1").out
     assert "2 jobs" in planned  # a row a seed, once
     Path("file").touch()
-    sparring("reproduce", "table-tiny", "--draw", "--results", "file").mends("file is a file", "--results")
+    for flag in ("--results", "--runs"):
+        sparring("reproduce", "table-tiny", flag, "file").mends("file is a file", flag)

@@ -66,7 +66,15 @@ def test_what_is_found_another_way_trains_by_the_same_command(sparring, recipe):
         (["no-projection"], ["a group of 40 recipes", "sparring recipes no-projection"]),
         (["fat-by-loss-digits", "--attack.rho", "0"], ["attack.rho must be finite and above 0"]),
         (["fat-by-probability-digits", "--attack.rho", "1"], ["attack.rho must stay below 1"]),
-        (["fat-by-loss-digits", "--attack.no-project"], ["fat-by-loss searches inside the ball"]),
+        (
+            ["fat-by-loss-digits", "--attack.no-project"],
+            ["inside the ball", "attack.project is off: --attack.project."],
+        ),
+        (
+            ["fat-cifar10-resnet18", "--objective", "dat"],  # whose recipe has the noise, not the user
+            ["dat searches inside the ball and without noise; attack.noise is 0.001: --attack.noise 0."],
+        ),
+        (["standard-digits", "--attack.eps", "0.1"], ["standard makes no adversarial data", "--attack.eps"]),
         (["fat-paced-digits", "--attack.share", "2"], ["attack.share must lie in [0, 1], got 2"]),
         (
             ["madry-digits", "--attack.tau", "2"],
@@ -316,3 +324,10 @@ def test_tensorboard_is_the_default(sparring, tmp_path):
     assert list((tmp_path / "run").glob("events.out.tfevents*"))
     (session,) = json.loads((tmp_path / "run" / runs.ENVIRONMENT).read_text())
     assert {"sparring", "torch", "device", "command"} <= session.keys()
+
+
+def test_a_curriculum_that_cannot_get_to_its_end_is_told():
+    config, data = find("cat-cifar10-resnet18").config, load("digits")
+    assert not list(command._notes(config, data, torch.device("cuda")))
+    (note,) = command._notes(replace(config, epochs=30), data, torch.device("cuda"))
+    assert note.startswith("k grows at most every 11 epochs and cannot pass 3 of 10 in 30; less patience:")

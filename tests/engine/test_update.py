@@ -135,6 +135,36 @@ def test_awp_takes_the_gradient_at_weights_moved_uphill():
         assert model.seen == 2
 
 
+@pytest.mark.parametrize("kind", [PlainUpdate, FastUpdate])
+def test_awp_is_relative_to_every_layer_by_its_own_norms(kind):
+    """v_l = awp ||w_l|| g_l / ||g_l|| (Frobenius), layer by layer: two layers of unlike size, written out."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    with torch.no_grad():
+        model[1].weight.mul_(3.0)
+    x, y = torch.rand(4, 1, 2, 3, dtype=torch.float64), torch.tensor([0, 1, 2, 1])
+    loss = lambda m, x, x_adv, y: nn.functional.cross_entropy(m(x_adv), y)  # noqa: E731
+
+    moved = copy.deepcopy(model)
+    gradients = torch.autograd.grad(loss(moved, x, x, y), list(moved.parameters()))
+    with torch.no_grad():
+        for weight, g in zip(moved.parameters(), gradients, strict=True):
+            if weight.dim() == 2:
+                weight += 0.05 * weight.square().sum().sqrt() * g / g.square().sum().sqrt()
+    there = torch.autograd.grad(loss(moved, x, x, y), list(moved.parameters()))
+    expected = [w - 0.1 * g for w, g in zip(model.parameters(), there, strict=True)]
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.0)
+    given = {"batch": 4, "shape": (1, 2, 3), "device": torch.device("cpu"), "half": False, "compiled": False}
+    rest = {} if kind is PlainUpdate else {**given, "after": lambda: None}
+    update = kind(model, optimizer, loss, **rest)
+    if kind is FastUpdate:
+        update.x_adv = update.x_adv.double()
+    update(x, x, y, 0.1, 0.05)
+    for weight, value in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(weight.detach(), value)
+
+
 def test_awp_leaves_vectors_alone():
     model = nn.Linear(2, 2)
     before = copy.deepcopy(model.state_dict())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from dataclasses import replace
 
@@ -58,6 +59,44 @@ def test_the_schedules_change_where_the_authors_do(name, changes):
         return [places[i] for i in range(1, len(places)) if values[i] != values[i - 1]]
 
     assert (starts(found.lr), starts(found.attack.tau)) == changes
+
+
+def test_the_other_systems_have_their_published_numbers():
+    """facts, section 4. What they share with Madry's is his."""
+    of = {name: recipes.find(f"{name}-cifar10-resnet18").config for name in ("madry", "fat", "dat", "cat", "ates")}
+    madry, dat, ates = of["madry"], of["dat"], of["ates"]
+    own = {
+        "dat": {"step_size": pytest.approx(8 / 255 / 4), "fosc": dat.attack.fosc},
+        "cat": {"step_size": pytest.approx(8 / 255 / 4), "patience": 10},
+        "ates": {"margin": ates.attack.margin},
+    }
+    for name, changes in own.items():
+        for field in dataclasses.fields(madry.attack):
+            expected = changes.get(field.name, getattr(madry.attack, field.name))
+            assert getattr(of[name].attack, field.name) == expected, (name, field.name)
+        assert replace(of[name], objective="madry", attack=madry.attack) == madry
+    values = [dat.attack.fosc.at(place, 120) for place in (1, 51, 101, 120)]  # c_t = max(0, 0.5 (1 - t / 100))
+    assert values == pytest.approx([0.5, 0.25, 0.0, 0.0], abs=2e-4)
+    assert [ates.attack.margin.at(place, 120) for place in (1, 121)] == [0.0, 1.0]
+
+
+@pytest.mark.parametrize("data", ["digits", "cifar10-resnet18"])
+def test_options_of_any_objective_are_fat_with_that_option(data):
+    fat, ema, awp = (recipes.find(f"{name}-{data}").config for name in ("fat", "fat-ema", "fat-awp"))
+    assert 0.9 < ema.ema < 1 and replace(ema, ema=fat.ema) == fat
+    assert awp.awp.at(awp.epochs, awp.epochs) == 0.005 and replace(awp, awp=fat.awp) == fat
+
+
+def test_the_search_without_projection_has_none():
+    found = recipes.find("no-projection-digits").config
+    assert not found.attack.project and found.attack.start is None
+
+
+def test_every_curriculum_can_get_to_its_end():
+    """CAT's k grows after patience + 1 epochs at the earliest."""
+    for name in ("cat-digits", "cat-cifar10-resnet18"):
+        found = recipes.find(name).config
+        assert 1 + (found.epochs - 1) // (found.attack.patience + 1) >= found.attack.steps, name
 
 
 def test_appendix_b_is_the_grid_of_the_paper():

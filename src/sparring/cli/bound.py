@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from sparring import config, runs, schedules
+from sparring import runs, schedules
 from sparring.bound import SURROGATE, Bound, Estimate, Strongest, estimate
 from sparring.checkpoint import write_text
 from sparring.cli.arguments import parse
@@ -33,6 +33,9 @@ Examples:
   sparring bound runs/fat-digits-seed0
   sparring bound runs/x --limit 1000 --eps 8/255 --rho 0.5
   sparring bound model.pth.tar --data cifar10 --eps 8/255 --strongest pgd"""
+
+
+_FEWEST = 10  # images: of fewer a resampled interval says nothing
 
 
 @dataclass(frozen=True)
@@ -81,10 +84,14 @@ def run(argv: list[str]) -> int:
     loaded, spec, images = open_subject(
         path, which=which, data_name=asked.data, device=asked.device, model=asked.model, mean=asked.mean, std=asked.std
     )
+    n = min(len(images.test), asked.limit or len(images.test))
+    if asked.limit is not None and asked.limit > 0 and n < _FEWEST:
+        raise UserError(f"--limit {asked.limit}: an interval needs at least {_FEWEST} images.")
+    asked = replace(asked, limit=None if asked.limit is not None and asked.limit >= len(images.test) else asked.limit)
     eps = _radius(path) if asked.eps is None else asked.eps
     folder = open_results(path, out=asked.out, json=asked.json)
     with _bar() as bar:
-        task = bar.add_task("images", total=min(len(images.test), asked.limit or len(images.test)))
+        task = bar.add_task("images", total=n)
         found = estimate(
             loaded.model,
             images.test.x,
@@ -113,7 +120,8 @@ def run(argv: list[str]) -> int:
         screen.print(f"The second holds for rho up to {found.largest_rho:.4f} on these images.", highlight=False)
     device = next((p.device for p in loaded.model.parameters()), torch.device("cpu"))
     about = {"model": str(asked.path), "which": which, "data": spec, "data_note": images.note, "facts": loaded.facts}
-    text = json.dumps({**found.as_dict(), "about": about, "software": runs.environment(device)}, indent=1) + "\n"
+    facts = {**found.as_dict(), "about": about, "software": runs.environment(device)}
+    text = json.dumps(facts, indent=1, allow_nan=False) + "\n"
     for file in [folder / f"{_name(asked)}.json", *([asked.json] if asked.json else [])]:
         write_text(file, text)
         print(f"wrote {file}")
@@ -123,7 +131,7 @@ def run(argv: list[str]) -> int:
 def _name(asked: Arguments) -> str:
     """A file name that tells results apart: what was not left as it is."""
     parts = ["bound", *([re.sub(r"[^\w.=]+", "-", asked.data)] if asked.data is not None else [])]
-    for name in ("eps", "rho", "limit", "seed", "strongest", "which"):
+    for name in ("eps", "rho", "limit", "seed", "resamples", "strongest", "which"):
         value = getattr(asked, name)
         if value != Arguments.__dataclass_fields__[name].default:
             parts.append(value if isinstance(value, str) else f"{name}{schedules.spell(value)}")
@@ -132,14 +140,12 @@ def _name(asked: Arguments) -> str:
 
 def _radius(path: Path) -> float:
     """The largest radius that a run was trained for."""
-    file = path / runs.CONFIG
-    if not file.is_file():
+    if not (path / runs.CONFIG).is_file():
         raise UserError(f"{path} does not say the radius it was trained for. Give it: --eps 8/255.")
     try:
-        attack = config.from_json(json.loads(file.read_text(encoding="utf-8"))["config"]).attack
-    except (ValueError, KeyError, TypeError, OSError):
-        raise UserError(f"{file} cannot be read. Give the radius: --eps 8/255.") from None
-    return max(attack.eps.values())
+        return max(runs.open_run(path).config.attack.eps.values())
+    except UserError:
+        raise UserError(f"{path / runs.CONFIG} cannot be read. Give the radius: --eps 8/255.") from None
 
 
 def _bar() -> Progress:

@@ -90,8 +90,9 @@ def run(argv: list[str]) -> int:
     """The command."""
     options = parse(Options, argv, prog="sparring reproduce", description=DESCRIPTION)
     screen = Screen()
-    if options.results.exists() and not options.results.is_dir():
-        raise UserError(f"{options.results} is a file. --results is a folder.")
+    for flag, folder in (("--results", options.results), ("--runs", options.runs)):
+        if folder.exists() and not folder.is_dir():
+            raise UserError(f"{folder} is a file. {flag} is a folder.")
     if options.item is None:
         _refuse_what_needs_an_item(options)
         (_draw_all if options.draw else _list)(screen, options)

@@ -123,6 +123,13 @@ def _notes(config: Config, data: Dataset, device: torch.device) -> Iterator[str]
         late = [start for start, _ in getattr(schedule, "pieces", ()) if start.epoch(config.epochs) > config.epochs]
         if late and not late[0].relative:
             yield f"--{name} {schedule}: @{late[0]} lies behind the last epoch ({config.epochs})."
+    if config.objective == "cat":
+        most = 1 + (config.epochs - 1) // (config.attack.patience + 1)
+        if most < config.attack.steps:
+            yield (
+                f"k grows at most every {config.attack.patience + 1} epochs and cannot pass {most} of "
+                f"{config.attack.steps} in {config.epochs}; less patience: --attack.patience."
+            )
     days = _days_on_a_cpu(config, data)
     if device.type == "cpu" and days > 1:
         yield f"on a CPU this takes about {days:,.0f} days. Use a GPU, fewer --epochs, or a smaller --model."
@@ -167,6 +174,9 @@ def _refuse_what_is_ignored(base: Config, wanted: Config) -> None:
     """A setting that was asked for and means nothing to the objective would be kept as if it had acted."""
     changed = {words.split()[0] for words in differences(base, wanted)}
     reads = OBJECTIVES[wanted.objective].reads
+    attack = sorted(name for name in changed if name.startswith("attack."))
+    if wanted.objective == "standard" and attack:
+        raise UserError(f"standard makes no adversarial data and does not read --{attack[0]}. Leave it out.")
     for name in SPECIAL:
         if name in changed and name not in reads:
             who = ", ".join(one for one, objective in OBJECTIVES.items() if name in objective.reads)

@@ -5,7 +5,8 @@ min_f  1/n sum_i  CE(f(x~_i), y_i)  with x~_i the first point of PGD-K where max
 The paper says no more than that it exists, and its authors' abstract that the attack stops at a level of difficulty
 which rises over training. The reading here: difficulty is the margin of probability by which the model is wrong, and
 lambda_t is the schedule `attack.margin`, our own numbers. At lambda 0 it is FAT with tau = 0, at 1 Madry's training; it
-differs from FAT in going on by confidence instead of by tau further steps. It does not claim to be its authors' code.
+differs from FAT in going on by confidence instead of by tau further steps. The start is random, and nothing is checked
+after step K. It does not claim to be its authors' code.
 """
 
 from __future__ import annotations

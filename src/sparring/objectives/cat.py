@@ -5,8 +5,9 @@ mixing, against forgetting). k grows by one, up to K, once the k-accuracy has no
 
 Chosen where the paper is brief: k begins at 1, and 0 in the mix is the image itself. The k-accuracy is the accuracy on
 the held-out images under PGD-k with the epoch's own eps and step size, which every record holds beside k (`own`,
-`steps`); after k has grown the watch begins anew. k is thus a function of the recorded epochs: there is no state to
-save, and a run that was killed finds the same k.
+`steps`), of the average where weights are averaged; after k has grown the watch begins anew. PGD-k begins at a random
+point for k >= 1, as Madry's does. k is thus a function of the recorded epochs: there is no state to save, and a run
+that was killed finds the same k.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 min_f  1/n sum_i  CE(f(x~_i), y_i)  with x~_i the first point of PGD-K where FOSC <= c_t = max(0, c_max (1 - t/T')).
 
 The schedule is `attack.fosc`, a ramp from c_max to 0 over the share T' of the run. Chosen where the paper is brief: t
-counts from 0 and moves within an epoch too; nothing is checked after step K.
+counts from 0 and moves within an epoch too; the start is random, as Madry's; nothing is checked after step K.
 """
 
 from __future__ import annotations

@@ -2,14 +2,15 @@
 
 Both are FAT; tau is a function of the recorded epochs, so there is no state to save and a resumed run finds the same.
 
-fat-paced, by the BP average:  tau_t = floor(share * BP_{t-1}),  tau_1 = 0.  The steps an attack takes are how far the
-run has pushed its boundary away (paper Sections 5.2, 5.3); the attack goes beyond it by a fixed share of that way. At
-K = 10 and share 1/4 tau is 0 below 4 BPs, 1 from 4, 2 from 8: it cannot pass 2, the end of the paper's schedule. It
-counts no epochs, so it needs no other number for a longer run, and no held-out data.
+fat-paced, by the BP average:  tau_t = floor(share * BP_{t-1}),  tau_1 = 0.  The more steps an attack needs, the farther
+the run has pushed its boundary away (paper Sections 5.2, 5.3), and the farther the next one goes beyond it: tau is a
+share of all steps taken, tau's own and those of examples that were never fooled included. At K = 10 and share 1/4 it is
+0 below 4 BPs, 1 from 4, 2 from 8: it cannot pass 2, the end of the paper's schedule. It counts no epochs, so it needs
+no other number for a longer run, and no held-out data.
 
 fat-patient, by the validation robust accuracy:  tau grows by one, up to K, once PGD-10 accuracy has not improved for
-`attack.patience` epochs. The data stay as friendly as they can while they still teach robustness. The rule is CAT's,
-whose attack, unlike this one, has an accuracy of its own to watch.
+`attack.patience` epochs; then the watch begins anew, for accuracy may fall before harder data pay. So the data stay as
+friendly as they can while they still teach robustness. The rule is CAT's, which watches its own attack instead.
 """
 
 from __future__ import annotations

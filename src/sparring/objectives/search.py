@@ -41,7 +41,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Attack:
-    """The attack that makes training data: PGD-K-tau and its schedules."""
+    """The search for training data: what PGD-K-tau needs, and what single objectives need beside it."""
 
     eps: Schedule = constant(8 / 255)  # noqa: RUF009 (a frozen value)
     """Radius of the ball, in [0, 1] pixels: 8/255, or a schedule such as ramp:0..8/255@50%."""

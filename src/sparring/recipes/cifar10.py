@@ -1,7 +1,8 @@
 """CIFAR-10 with ResNet-18: every objective, with the paper's schedules as shares of the run.
 
 The lengths and schedules are those of Tables 1, 2 and 4 (there for wide ResNets); starts are in per cent, so that
-`--epochs 30` gives the same recipe in short. eps is the paper's 8/255 (authors' code: 0.031).
+`--epochs 30` gives the same recipe in short, but for the patience of CAT and fat-patient, which counts epochs. eps is
+the paper's 8/255 (authors' code: 0.031).
 """
 
 from __future__ import annotations
