@@ -12,6 +12,7 @@ from sparring import config as configs
 from sparring.data import batches, load
 from sparring.evaluation import Climb, Part, Protocol
 from sparring.recipes.paper import Robustness
+from sparring.report import gather
 from sparring.reproduce import Bench, Stopped, carry_out, results, work
 from sparring.reproduce.collect import collect, notes
 from sparring.reproduce.plan import state
@@ -47,6 +48,15 @@ def test_a_result_says_what_was_made_and_how(measured):
     assert result["training_seconds"] > 0 and result["environment"]["torch"]
     assert job.path.stat().st_size < 10_000
     assert "correct" not in job.path.read_text()  # verdicts stay in the run folder
+
+
+def test_the_run_folder_has_the_evaluation_too(measured):
+    """As `sparring evaluate` writes it: so a report on run folders shows what was measured."""
+    job = planned(TABLE, measured)[1]
+    (line,) = gather.methods(job.folder)
+    attacks = results.read(job.path)["found"]["attacks"]
+    assert line.accuracies["Natural"] == attacks["natural"]["accuracy"]
+    assert line.accuracies["PGD-10"] == attacks["pgd10"]["accuracy"]
 
 
 def test_what_is_there_is_not_made_again(measured, monkeypatch):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from sparring.checkpoint import write_text
 from sparring.data import Dataset
 from sparring.evaluation import Record, evaluate
 from sparring.recipes.paper import Robustness
@@ -23,23 +25,35 @@ def measure(
     device: torch.device,
     seed: int,
     limit: int | None,
-    store: Path,
+    folder: Path,
+    about: Mapping[str, Any],
     progress: bool,
 ) -> dict[str, Any]:
-    """Evaluate; what `store` holds is not computed again. On a GPU gradients are bf16; verdicts are fp32 everywhere."""
+    """Evaluate. On a GPU gradients are bf16; verdicts are fp32 everywhere.
+
+    Args:
+        folder: a run's evaluation/. Verdicts that it holds are not computed again, and the evaluations are written
+            there as `sparring evaluate` would, for its report.
+        about: which checkpoint of which data it is.
+    """
     x, y = data.test.x[:limit], data.test.y[:limit]
+    which = "" if about["which"] == "last" else f"-{about['which']}"
     common: dict[str, Any] = {
         "seed": seed,
         "precision": "bf16" if device.type == "cuda" else "fp32",
-        "store": store,
+        "store": folder / f"verdicts{which}",
         "progress": progress,
+        "about": about,
     }
+    end = f"{which}{f'-limit{limit}' if limit else ''}.json"
     # A table's numbers are looked at twice; a figure has too many points for that.
     found = evaluate(model, x, y, what.protocol, doubts=what.autoattack > 0, **common)
+    write_text(folder / f"{what.protocol}{end}", found.to_json())
     attacks = {record.name: _facts(record) for record in found}
     if what.autoattack:
         n = min(what.autoattack, len(x))
         strongest = evaluate(model, x[:n], y[:n], "autoattack", doubts=False, batch_size=_BATCH, **common)
+        write_text(folder / f"autoattack{end}", strongest.to_json())
         attacks["autoattack"] = _facts(strongest["autoattack"])
     return {"n": len(x), "data": data.note, "attacks": attacks, "doubts": [dict(doubt) for doubt in found.doubts]}
 

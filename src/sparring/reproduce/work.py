@@ -160,13 +160,15 @@ def _measure(job: Job, bench: Bench) -> dict[str, Any]:
         return losses.measure(what, model, data, device=bench.device)
     assert isinstance(what, Robustness)
     same: dict[str, Any] = {"device": bench.device, "seed": job.seed, "limit": job.limit, "progress": bench.progress}
-    store = job.folder / runs.EVALUATION / "verdicts"
-    found = robustness.measure(what, model, data, store=store, **same)
+    same["folder"] = job.folder / runs.EVALUATION
+    about = {"model": job.folder.name, "which": "last", "data": job.config.data, "data_note": data.note}
+    found = robustness.measure(what, model, data, about={**about, "facts": {"epoch": job.config.epochs}}, **same)
     best = checkpoint.read_facts(job.folder / runs.BEST).get("epoch")
     if what.autoattack and best != job.config.epochs:  # a table: robust accuracy may fall after its best epoch
         model = weights.load_model(job.folder, which="best", device=bench.device)
         protocol = replace(what, autoattack=0)
-        found["best"] = {"epoch": best, **robustness.measure(protocol, model, data, store=store / "best", **same)}
+        about |= {"which": "best", "facts": {"epoch": best}}
+        found["best"] = {"epoch": best, **robustness.measure(protocol, model, data, about=about, **same)}
     return found
 
 
