@@ -202,6 +202,15 @@ def test_awp_acts_from_where_its_schedule_says(tmp_path, small, engine):
     assert any(not torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
 
 
+@pytest.mark.parametrize(("objective", "name"), [("dat", "fosc"), ("ates", "margin"), ("fat-by-loss", "rho")])
+def test_the_record_holds_the_schedule_of_the_objective(tmp_path, small, objective, name):
+    attack = replace(small.attack, noise=0.0, **{name: parse("ramp:0.4..0.2")})
+    train.train(replace(small, objective=objective, epochs=3, attack=attack), tmp_path / "run", tensorboard=False)
+    records = runs.read_metrics(tmp_path / "run")
+    assert [record[name] for record in records] == [attack.at(epoch, 3).__dict__[name] for epoch in (1, 2, 3)]
+    assert records[0][name] == 0.4 > records[1][name] and not {"fosc", "margin", "rho"} - {name} & records[0].keys()
+
+
 @pytest.fixture(scope="module")
 def paces(tmp_path_factory, small):
     """FAT whose tau follows the steps of the epoch before, left alone."""

@@ -209,11 +209,14 @@ def _record(
     objective = OBJECTIVES[config.objective]
     setting = objective.adapt(config.attack.at(state.epoch, config.epochs), history)
     natural, robust = validate(model, held, eps=config.validation_eps, seed=config.seed, network=network)
-    own: dict[str, Any] = {}
+    # What the objective's own schedules say now, and what only it measures.
+    own: dict[str, Any] = {
+        name: getattr(setting, name) for name in ("fosc", "margin", "rho") if f"attack.{name}" in objective.reads
+    }
     if objective.measured:
         attack = {"eps": setting.eps, "step_size": setting.step_size, "steps": setting.steps, "start": setting.start}
         (accuracy,) = _accuracies(model, held, [attack if setting.eps else None], config.seed, network)
-        own = {"steps": setting.steps, "own": accuracy}
+        own |= {"steps": setting.steps, "own": accuracy}
     return {
         "epoch": state.epoch,
         "lr": config.lr.at(state.epoch, config.epochs),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sparring import threat
+from sparring import losses, threat
 from sparring.attacks.friendly import Found
 from sparring.attacks.setting import Model
 from sparring.attacks.until import pgd_until
@@ -17,9 +17,7 @@ from sparring.errors import UserError
 
 def probability_margin(logits: Tensor, y: Tensor) -> Tensor:
     """max_{j != y} p_j - p_y, one per example."""
-    p = logits.softmax(dim=1)
-    others = p.scatter(1, y[:, None], -1.0)
-    return others.amax(dim=1) - p.gather(1, y[:, None])[:, 0]
+    return losses.margin(logits.softmax(dim=1), y)
 
 
 def margin_pgd(
