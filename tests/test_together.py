@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from sparring.errors import RunFailed, UserError
+from sparring.runs import environment
 from sparring.together import one_gpu, run_together
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -51,6 +52,13 @@ def test_cores_are_shared(monkeypatch):
     heard = []
     run_together([python("import os; print(os.environ['OMP_NUM_THREADS'])")] * 2, device=CPU, tell=heard.append)
     assert heard == ["4", "4"]
+
+
+def test_a_run_in_company_says_so():
+    heard = []
+    says = "import torch; from sparring.runs import environment; print(environment(torch.device('cpu'))['at_once'])"
+    run_together([python(says)] * 3, device=CPU, tell=heard.append)
+    assert heard == ["3", "3", "3"] and environment(CPU)["at_once"] == 1
 
 
 def test_one_that_fails_stops_the_others_which_save(tmp_path):

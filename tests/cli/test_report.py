@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -12,11 +13,12 @@ import pytest
 from PIL import Image
 
 from sparring.cli.evaluate import run as evaluate
+from sparring.errors import UserError
 from sparring.recipes import paper
 from sparring.report.gather import methods
 from sparring.report.page import Method, table
 from tests.cli.conftest import QUICK
-from tests.report.test_page import CHROMIUM, Reader
+from tests.report.test_page import CHROMIUM, Reader, make_walk
 from tests.reproduce.tiny import COURSE, TABLE
 
 COST = ("Mean BPs", "Seconds")
@@ -103,6 +105,74 @@ def test_a_run_without_an_epoch(sparring):
     assert sparring("train", *QUICK, "--out", "run").code == 0
     Path("run/metrics.jsonl").write_text("")
     sparring("report", "run").mends("no finished epoch", "--resume")
+
+
+def begin(folder, source):
+    """A run in its first epoch."""
+    folder.mkdir(parents=True)
+    shutil.copy(source / "config.json", folder)
+
+
+def test_an_unfinished_run_is_left_out_and_the_page_says_so(sparring, finished, measured, tmp_path):
+    shutil.copytree(finished, tmp_path / "all" / "done")
+    begin(tmp_path / "all" / "young", finished)
+    said = sparring("report", "all", "--walks", 1)
+    left_out = "Left out, for want of a finished epoch: all/young."
+    assert said.code == 0 and said.out == f"{left_out}\nwrote report.html\n", said
+    text, reader = page()
+    assert left_out in reader.text and "<h1>done</h1>" in text and '<figure class="strip"' in text
+    # Beside results no run need be left.
+    said = sparring("report", measured / "results", "all/young")
+    assert said.code == 0 and "all/young" in said.out and "for want of a finished epoch" in page()[1].text
+    shutil.rmtree("all/done")
+    begin(tmp_path / "all" / "younger", finished)
+    sparring("report", "all").mends("all/young has no finished epoch", "--resume")
+
+
+def test_runs_are_called_by_what_differs(sparring, finished, tmp_path):
+    runs = {
+        "fat": "digits-tiny_cnn-fat-2-seed0-1a2b3c4d5e",
+        "madry": "digits-tiny_cnn-madry-2-seed0-2a2b3c4d5e",
+    }
+    for folder in runs.values():
+        shutil.copytree(finished, tmp_path / "all" / folder)
+    assert sparring("report", "all", "all", "--walks", 0).code == 0
+    text, reader = page()
+    assert "2 runs compared" in text and "2 runs: fat, madry." in reader.text
+    assert re.findall(r'<span class="name">(.*?)</span>', text) == list(runs)
+    drawn = [attributes["aria-label"] for tag, attributes in reader.tags if tag == "svg"]
+    assert drawn and not any("1a2b3c4d5e" in label for label in drawn)
+    assert all(f"{name}: all/{folder}" in reader.text for name, folder in runs.items())  # where to find them
+
+
+def walked_on(monkeypatch, found):
+    """`strips` gives what is found here by the folder's name."""
+    asked = []
+
+    def strips(folder, count):
+        asked.append(folder.name)
+        if isinstance(found[folder.name], UserError):
+            raise found[folder.name]
+        return found[folder.name][:count]
+
+    monkeypatch.setattr("sparring.cli.report.strips", strips)
+    return asked
+
+
+def test_walks_are_of_the_last_run_that_has_any(sparring, finished, tmp_path, monkeypatch):
+    names = ["first", "second", "third"]
+    for name in names:
+        shutil.copytree(finished, tmp_path / "all" / name)
+    gone = UserError("no such file: gone.npz.")
+    asked = walked_on(monkeypatch, {"first": [make_walk()], "second": [], "third": gone})
+    assert sparring("report", "all").code == 0
+    assert asked == names[::-1]
+    text, reader = page()
+    assert text.count('<figure class="strip"') == 1 and "The model is that of first." in reader.text
+    walked_on(monkeypatch, {"first": [], "second": [], "third": gone})
+    assert sparring("report", "all").code == 0
+    text, reader = page()
+    assert '<figure class="strip"' not in text and reader.text.count("No attack is walked: no run whose data") == 1
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here; install it with: apt-get install -y chromium")
@@ -242,7 +312,7 @@ def test_stars_compare_only_what_was_measured_alike():
 def test_a_bound_beside_the_evaluations(sparring, evaluated, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(evaluated, folder)
-    words = ["--limit", 8, "--strongest", "pgd", "--resamples", 100, "--device", "cpu"]
+    words = ["--limit", 10, "--strongest", "pgd", "--resamples", 100, "--device", "cpu"]
     assert sparring("bound", folder, *words).code == 0
     assert list((folder / "evaluation").glob("bound*.json"))
     said = sparring("report", folder, "--walks", 0)

@@ -43,6 +43,60 @@ def test_series_differ_without_colour():
     assert len({(str(look["linestyle"]), look["marker"]) for look in looks}) == 30
 
 
+@pytest.fixture
+def drawn(monkeypatch):
+    """The axes of what is drawn."""
+    found = []
+    monkeypatch.setattr(figures, "_svg", lambda figure, name, alt: found.append(figure.axes[0]) or "")
+    return found
+
+
+def test_the_spread_over_seeds_is_a_band_with_edges_in_the_style_of_its_line(drawn):
+    figures.curves(SERIES, name="n", title="t", alt="a", spread={"Madry": [1.0, 2.0, 3.0]}, most=100.0)
+    (axes,) = drawn
+    (band,) = axes.collections
+    corners = {(float(x), float(y)) for x, y in band.get_paths()[0].vertices}
+    assert corners == {(1, 39), (1, 41), (2, 78), (2, 82), (3, 92), (3, 98)}
+    assert 0 < band.get_alpha() < 0.3  # lines below it show
+    standard, madry, *edges = axes.lines
+    assert [list(edge.get_ydata()) for edge in edges] == [[39, 78, 92], [41, 82, 98]]
+    assert {edge.get_linestyle() for edge in edges} == {madry.get_linestyle()} != {standard.get_linestyle()}
+    low, high = axes.get_ylim()
+    assert low < 39 and high > 99
+
+
+def test_the_spread_of_a_single_point_is_a_bar(drawn):
+    figures.curves({"a": ([1], [50.0])}, name="n", title="t", alt="a", spread={"a": [2.0]}, most=100.0)
+    *_, bar = drawn[0].collections
+    assert bar.get_segments()[0].tolist() == [[1, 48], [1, 52]]
+
+
+def test_a_band_has_the_colour_of_its_line_on_the_page():
+    svg = figures.curves(SERIES, name="n", title="t", alt="a", spread={"Madry": [1.0, 2.0, 3.0]}, most=100.0)
+    assert re.search(r"fill: var\(--series-2, #[0-9a-f]{6}\); fill-opacity: 0\.\d+", svg)
+
+
+@pytest.mark.parametrize("kind", ["curves", "tradeoff"])
+def test_long_names_stay_different_in_a_drawing(drawn, kind):
+    names = [f"digits-tiny_cnn-fat-5-seed{seed}-1a2b3c4d5e" for seed in range(3)]
+    if kind == "curves":
+        figures.curves({name: ([1, 2], [1.0, 2.0]) for name in names}, name="n", title="t", alt="a")
+    else:
+        points = {name: (9.0 * i, 9.0 * i) for i, name in enumerate(names)}
+        figures.tradeoff(points, name="n", xlabel="x", ylabel="y", alt="a")
+    shown = {text.get_text() for text in drawn[0].texts} - {"better"}
+    assert len(shown) == 3 and all(len(name) <= 25 for name in shown)
+
+
+@pytest.mark.parametrize("top", [10.0, 20.0, 100.0])
+def test_the_numbers_beside_the_axis_are_inside_the_drawing(drawn, top):
+    figures.curves({"a": ([1, 2], [0.0, top])}, name="n", title="t", alt="a")
+    (axes,) = drawn
+    axes.figure.draw_without_rendering()
+    labels = [label for label in axes.get_yticklabels() if label.get_text()]
+    assert labels and all(label.get_window_extent().x0 >= 0 for label in labels)
+
+
 def test_the_same_drawing_has_the_same_bytes():
     assert draw_both() == draw_both()
 

@@ -9,11 +9,12 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+from markupsafe import Markup
 from PIL import Image
 
 from sparring.errors import UserError
-from sparring.report import Frame, Method, Walk, write_page
-from sparring.report.page import brief, chance, percent, png, table, unbroken
+from sparring.report import Frame, Method, Walk, figures, write_page
+from sparring.report.page import Drawing, Exhibit, Picture, brief, chance, percent, png, table, unbroken
 
 VOID = {"meta", "link", "img", "br", "hr", "input"}
 
@@ -195,6 +196,19 @@ def test_without_walks_and_histories_their_sections_are_left_out(tmp_path):
     Reader(page)
 
 
+def test_whose_walks_they_are_or_why_there_are_none(tmp_path):
+    page = Reader(write(tmp_path, walked="The model is that of FAT."))
+    assert "within a few steps. The model is that of FAT." in page.text
+    page = write(tmp_path, walks=[], walked="No attack is walked: PGD fools no model.")
+    places = [page.index(mark) for mark in ("What came out", 'id="why"', "No attack is walked: ", "How it went")]
+    assert places == sorted(places) and page.count("No attack is walked: ") == 1
+    assert "strip" not in page.split("</style>")[1]
+
+
+def test_a_note_needs_no_table(tmp_path):
+    assert "Left out: x." in Reader(write(tmp_path, methods=[], note="Left out: x.")).text
+
+
 def test_any_text_is_text(tmp_path):
     evil = '<script>alert("1")</script>\'&'
     methods = [Method(evil, evil, {evil: 0.5, "Natural": 0.4, "PGD-20": 0.3}, 1.0, 1.0, history(0.5)) for _ in range(2)]
@@ -245,6 +259,48 @@ def test_an_unwritable_place_is_one_clear_line(tmp_path):
 
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+PDFTOTEXT = shutil.which("pdftotext")
+
+
+def printed(folder, **given):
+    """The words of each page on paper."""
+    write(folder, **given)
+    command = [
+        CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
+        "--disable-component-update", "--disable-sync", f"--user-data-dir={folder / 'profile'}",
+        "--no-pdf-header-footer", f"--print-to-pdf={folder / 'page.pdf'}", (folder / "page.html").as_uri(),
+    ]  # fmt: skip
+    subprocess.run(command, capture_output=True, timeout=60, check=True)
+    done = subprocess.run([PDFTOTEXT, folder / "page.pdf", "-"], capture_output=True, text=True, check=True)
+    return done.stdout.rstrip("\f").split("\f")
+
+
+@pytest.mark.skipif(not (CHROMIUM and PDFTOTEXT), reason="no Chromium or no pdftotext (apt-get install poppler-utils)")
+def test_on_paper_headings_pictures_and_captions_stay_together_and_notes_flow(tmp_path):
+    groups = [
+        Drawing(
+            Markup(figures.curves({"a": ([1, 2], [1.0, 2.0])}, name=f"n{i}", title="t", alt="a")),
+            f"begin{i}. {'More words. ' * (7 * i % 60)} end{i}.",
+            f"Group{i}.",
+        )
+        for i in range(14)
+    ]
+    tall = io.BytesIO()
+    Image.new("L", (900, 1400), 128).save(tall, format="PNG")
+    exhibits = [
+        Exhibit("one", "Figure 1", "Many groups", "see", drawings=groups),
+        Exhibit("two", "Figure 2", "Short", "see", notes=["First note.", "Last note."]),
+        Exhibit("three", "Figure 3", "Next", "see", pictures=[Picture(tall.getvalue(), "alt", "Tall caption.")]),
+    ]
+    pages = printed(tmp_path, methods=[], walks=[], exhibits=exhibits)
+    for i in range(14):
+        words = (f"Group{i}.", f"begin{i}.", f"end{i}.")
+        (together,) = {tuple(number for number, page in enumerate(pages) if word in page) for word in words}
+        assert len(together) == 1
+    (short,) = [page for page in pages if "Figure 2 of the paper" in page]
+    assert "Last note." in short
+    (after,) = [page for page in pages if "Figure 3 of the paper" in page]
+    assert "Tall caption." in after and after is not short
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here; install it with: apt-get install -y chromium")

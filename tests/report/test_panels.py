@@ -50,7 +50,29 @@ def test_a_row_of_planes_shares_its_axes():
     row = [Plane("a", [[0, 0], [1, 1]], [0, 1]), Plane("b", [[5, 9], [1, 1]], [0, 1])]
     low, high = panels._limits(row)
     assert low == pytest.approx([-0.25, -0.45]) and high == pytest.approx([5.25, 9.45])
-    assert panels._limits([Plane("a", [[0.5, 0.5]], [0], probability=[[0, 1], [0, 1]])]) == ((0, 0), (1, 1))
+    square = panels._limits([Plane("a", [[0.5, 0.5]], [0], probability=[[0, 1], [0, 1]])])
+    assert [corner.tolist() for corner in square] == [[0, 0], [1, 1]]
+
+
+def test_a_few_points_far_out_stand_at_the_edge(monkeypatch):
+    far = [*CLOUD * 5, [50.0, 0.5], [0.5, -70.0]]
+    row = [Plane("near", CLOUD, LABELS), Plane("far", far, [*LABELS * 5, 0, 1], behind=far)]
+    low, high = panels._limits(row)
+    assert (low > -0.2).all() and (high < 1.2).all()
+    assert panels.outside([row]) == 2 and panels.outside([row, row]) == 4
+    shown = []
+    monkeypatch.setattr(panels, "png", lambda figure: shown.extend(figure.axes) or b"")
+    panels.planes([row], ("x", "y"), title="t")
+    points = np.concatenate([line.get_xydata() for line in shown[1].lines])
+    assert len(points) == 2 * len(far) and (points >= low).all() and (points <= high).all()
+    assert sum(x == high[0] for x, _ in points) == sum(y == low[1] for _, y in points) == 2  # in front and behind
+    assert not any(line.get_clip_on() for line in shown[1].lines)  # whole on the frame
+
+
+def test_without_points_far_out_all_are_inside():
+    assert panels.outside([[Plane("p", CLOUD, LABELS)]]) == 0
+    nearly_one = [[0.0, 0.0]] * 200 + [[1.0, 5.0]]
+    assert panels.outside([[Plane("p", nearly_one, [0] * 201)]]) == 0
 
 
 def test_losses_show_every_point(monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -12,8 +13,8 @@ from PIL import Image
 
 from sparring.recipes import paper
 from sparring.recipes.paper import Losses, Mixture, Motivation, Row
-from sparring.reproduce import Bench, carry_out, draw, results
-from sparring.reproduce.collect import collect
+from sparring.reproduce import Bench, carry_out, draw, mixture, results
+from sparring.reproduce.collect import Collected, collect
 from tests.reproduce.test_collect import copy
 from tests.reproduce.tiny import COURSE, FAT, TABLE, planned
 
@@ -77,7 +78,11 @@ def test_lines(measured, tmp_path):
     assert path.name == "fig-lines.png" and "1 seed; Tiny CNN, 2 epochs, 2 seeds" in caption
     check_picture(path.read_bytes())
     shown = draw.exhibit(collected)
-    assert len(shown.drawings) == 1 and "two 10.5 at 0, 15.5 at 5" in shown.drawings[0].caption
+    (drawing,) = shown.drawings
+    band = "The band about two is ± the standard deviation over seeds, at most 0.7 points."
+    assert "two 10.5 at 0, 15.5 at 5" in drawing.caption
+    assert band in drawing.caption and band in re.search('aria-label="(.*?)"', drawing.svg)[1]
+    assert drawing.svg.count("fill-opacity: 0.16") == 1
 
 
 def test_groups_are_pictures_of_their_own(measured, tmp_path):
@@ -96,6 +101,7 @@ def test_a_course(measured, tmp_path):
     check_picture(path.read_bytes())
 
 
+KINDS = ("foreign", "amidst", "purity")
 EXPLAINING = {
     "motivation": (Motivation(points=8, updates=20, steps=2, shown=(0, 2), neighbours=3), None),
     "loss": (Losses(images=20, eps=0.3, step_size=0.1, steps=2), FAT),
@@ -128,6 +134,37 @@ def test_the_pictures_that_explain(kind, measured, tmp_path):
         wide, tall = (Image.open(io.BytesIO(png)).width for png in (picture.png, picture.narrow))
         assert tall < 500 and tall <= wide  # readable on a phone
     assert "onfirmed" in shown.seen
+
+
+def test_a_point_far_out_costs_the_others_nothing():
+    sets = [np.random.default_rng(seed).random((100, 2)) for seed in range(3)]
+    sets[1][7] = 1e4, -1e4
+    apart = mixture._apart(np.concatenate(sets))
+    near = np.concatenate([apart["natural"], apart["friendly"]])
+    assert (np.ptp(near, axis=0) > 90).all() and (abs(near) < 110).all() and apart["pgd"][7][0] > 1e5
+    one = np.zeros((30, 2))
+    assert not np.any(list(mixture._apart(one).values()))
+
+
+def test_points_at_the_edge_are_told(tmp_path):
+    what = EXPLAINING["mixture"][0]
+    points = np.random.default_rng(0).random((60, 2))
+    found = {
+        "n": 60,
+        "labels": [0, 1] * 30,
+        "mixing": {layer: dict.fromkeys(mixture.SETS, dict.fromkeys(KINDS, 0.5)) for layer in ("2", "4")},
+        "points": {layer: {m: dict.fromkeys(mixture.SETS, points) for m in ("pca", "tsne")} for layer in ("2", "4")},
+    }
+    item = replace(COURSE, name="fig-x", kind="mixture", rows=(Row("x", "label", what, {"lite": FAT}),))
+    result = {"seed": 0, "config": {"epochs": 2}, "found": found}
+    collected = Collected(item, tmp_path, {("x", "lite"): [result]}, [], 0)
+    assert not any("edge" in picture.caption for picture in draw.pictures(collected).values())
+    far = points.copy()
+    far[3] = 90.0, 0.5
+    found["points"]["4"]["pca"] = {"natural": points, "pgd": far, "friendly": points}
+    pca, tsne = draw.pictures(collected).values()
+    assert pca.caption.endswith(" Of the 360 points, 1 far from the rest is drawn at the edge.")
+    assert "edge" not in tsne.caption
 
 
 @pytest.mark.parametrize("item", paper.ITEMS.values(), ids=lambda item: item.name)

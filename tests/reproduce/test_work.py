@@ -15,7 +15,7 @@ from sparring.recipes.paper import Robustness
 from sparring.report import gather
 from sparring.reproduce import Bench, Stopped, carry_out, results, work
 from sparring.reproduce.collect import collect, notes
-from sparring.reproduce.plan import state
+from sparring.reproduce.plan import state, wanting
 from sparring.runs import AT_ONCE
 from sparring.train import Diverged, Interrupted
 from sparring.weights import load_model
@@ -141,6 +141,7 @@ def test_a_run_that_diverges_is_a_result_and_keeps_nobody_waiting(tmp_path, monk
     for _ in range(2):
         carry_out(jobs, Bench(torch.device("cpu"), tell=said.append))
     assert trained == ["madry", "fat"] and [state(job) for job in jobs] == ["diverged", "measured"]
+    assert wanting(jobs) == []
     assert results.read(jobs[0].path)["diverged_in_epoch"] == 1
     assert sum("not finite in epoch 1" in line for line in said) == 1
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -16,6 +17,7 @@ from sparring.errors import UserError
 from sparring.recipes import paper
 from sparring.report.gather import methods as rows_of
 from sparring.report.gather import strips
+from sparring.report.names import labels
 from sparring.report.page import Exhibit, Method, write_page
 from sparring.report.walk import Walk
 from sparring.reproduce.collect import collect
@@ -41,7 +43,7 @@ class Options:
     title: str | None = None
     """Its heading."""
     walks: int = 2
-    """Images on which an attack is walked step by step, on the last of the runs; 0 for none."""
+    """Images on which an attack is walked step by step, on the last run that has such images; 0 for none."""
 
 
 def run(argv: list[str]) -> int:
@@ -52,21 +54,28 @@ def run(argv: list[str]) -> int:
     if options.out.is_dir():
         raise UserError(f"{options.out} is a folder. Name a file: --out {options.out / 'report.html'}.")
     found = {path: _run_folders(path) for path in options.paths}
-    folders = [folder for each in found.values() for folder in each]
+    folders = list({folder.resolve(): folder for each in found.values() for folder in each}.values())
     exhibits = [one for path, each in found.items() if not each for one in _exhibits(path)]
-    methods = [row for folder in folders for row in rows_of(folder)]
+    ready = [folder for folder in folders if runs.read_metrics(folder)]
+    if not ready and not exhibits:
+        ready = folders  # the first of them says what it lacks
+    names = labels({folder: runs.open_run(folder).config for folder in ready})
+    methods = [row for folder, name in names.items() for row in rows_of(folder, name)]
+    left_out = _left_out([folder for folder in folders if folder not in ready])
     if not methods and not exhibits:
         given = ", ".join(map(str, options.paths))
         raise UserError(
             f"nothing to report in {given}: no run and no result. Make one: sparring reproduce fig-motivation."
         )
-    walks, why_not = _walks(folders, options.walks)
+    walks, walked = _walks(names, options.walks)
     where = runs.environment(torch.device("cpu"))
     facts = {
         "Sources": ", ".join(map(str, options.paths)),
         "Versions": f"sparring {where['sparring']}, torch {where['torch']}, Python {where['python']} (of the page)",
         "Command": shlex.join(["sparring", "report", *argv]),
     }
+    if any(name != folder.name for folder, name in names.items()):
+        facts["Runs"] = "; ".join(f"{name}: {folder}" for folder, name in names.items())
     write_page(
         options.out,
         title=options.title or _title(methods, exhibits),
@@ -74,9 +83,12 @@ def run(argv: list[str]) -> int:
         methods=methods,
         exhibits=exhibits,
         walks=walks,
+        walked=walked,
         facts=facts,
-        note=" ".join(filter(None, [_weak(methods), why_not])),
+        note=" ".join(filter(None, [left_out, _weak(methods)])),
     )
+    if left_out:
+        print(left_out)
     print(f"wrote {options.out}")
     return 0
 
@@ -115,14 +127,26 @@ def _weak(methods: list[Method]) -> str:
     )
 
 
-def _walks(folders: list[Path], count: int) -> tuple[list[Walk], str]:
-    """Strips of the last run; where its data are not here, the reason in words."""
-    if not folders or not count:
+def _left_out(folders: list[Path]) -> str:
+    """Runs that have nothing to show yet."""
+    return f"Left out, for want of a finished epoch: {', '.join(map(str, folders))}." if folders else ""
+
+
+def _walks(names: Mapping[Path, str], count: int) -> tuple[list[Walk], str]:
+    """Strips of the last run that has images for them, and whose they are; where none has, the reason in words."""
+    if not names or not count:
         return [], ""
-    try:
-        return strips(folders[-1], count), ""
-    except UserError as error:
-        return [], f"No attack is walked: {error}"
+    why_not = []
+    for folder, name in reversed(list(names.items())):
+        try:
+            walks = strips(folder, count)
+        except UserError as error:  # its data are not here
+            why_not.append(str(error))
+            continue
+        if walks:
+            return walks, f"The model is that of {name}."
+    none = "no run whose data are here gets a test image right that PGD fools before its last step."
+    return [], f"No attack is walked: {why_not[0] if len(why_not) == len(names) else none}"
 
 
 def _title(methods: list[Method], exhibits: list[Exhibit]) -> str:

@@ -2,7 +2,8 @@
 
 Drawn with matplotlib's objects (no pyplot, so nothing stays open), text as paths, background transparent. Colours are
 the page's: ink becomes `currentColor` and the series `var(--series-N)`, so one drawing serves light, dark and print. No
-reading depends on colour: every series has its own line style and marker, and its name at its end.
+reading depends on colour: every series has its own line style and marker, its band has edges in the same style, and its
+name stands at its end.
 """
 
 from __future__ import annotations
@@ -15,9 +16,12 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+
+from sparring.report.names import shorten
 
 Series = Mapping[str, tuple[Sequence[float], Sequence[float]]]  # name -> (x, y)
 
@@ -26,15 +30,25 @@ COLOURS = ("#6b7280", "#b45309", "#0f766e", "#6d28d9", "#be123c", "#1d4ed8")  # 
 _DASHES = (":", "--", "-", "-.", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1)))
 _MARKERS = ("o", "s", "^", "D", "v", "P")
 _SIZE = (4.6, 2.9)  # inches: 442 px, so that 9-pt text is still readable at a phone's width
-_LETTERS = 25  # longer names are cut in the drawing; the alt text has them whole
+_LEFT = 0.08  # of the width: room for "12.5" beside the axis
 _ABOVE = 16  # letters of a name that may stand above its point
 _GAP = 0.085  # of the axes' height: the least distance between two names
 
 
-def curves(series: Series, *, name: str, title: str, alt: str, most: float | None = None, xlabel: str = "epoch") -> str:
+def curves(
+    series: Series,
+    *,
+    name: str,
+    title: str,
+    alt: str,
+    spread: Mapping[str, Sequence[float]] | None = None,
+    most: float | None = None,
+    xlabel: str = "epoch",
+) -> str:
     """Lines by epoch, each with its name at its end. `name` keeps this drawing's ids apart from others' on a page.
 
     Args:
+        spread: the deviation of y, where there are several seeds: a band about the line.
         xlabel: what else they go by (tau, eps).
         most: the largest value there can be (100 for per cent); without it the axis begins at 0.
     """
@@ -45,6 +59,8 @@ def curves(series: Series, *, name: str, title: str, alt: str, most: float | Non
         for index, (label, (x, y)) in enumerate(series.items()):
             line = look(index)
             axes.plot(x, y, markevery=_sparse(len(x)), clip_on=False, **line)
+            if spread and label in spread:
+                _band(axes, x, y, spread[label], line)
             if len(x):
                 ends[label] = (x[-1], y[-1], line["color"])
         bottom, top = axes.get_ylim()
@@ -55,6 +71,16 @@ def curves(series: Series, *, name: str, title: str, alt: str, most: float | Non
         axes.xaxis.set_major_locator(MaxNLocator(integer=xlabel in ("epoch", "tau"), nbins=6))
         _name_ends(axes, ends)
         return _svg(figure, name, alt)
+
+
+def _band(axes: Axes, x: Sequence[float], y: Sequence[float], spread: Sequence[float], line: Mapping[str, Any]) -> None:
+    """y ± spread: a tint, so that the lines below it show, with thin edges in the line's own style."""
+    low, high = np.subtract(y, spread), np.add(y, spread)
+    axes.fill_between(x, low, high, color=line["color"], alpha=0.16, linewidth=0)
+    if len(x) == 1:  # no width: a bar
+        axes.vlines(x, low, high, color=line["color"], linewidth=0.7, alpha=0.8)
+    for edge in (low, high):
+        axes.plot(x, edge, color=line["color"], linestyle=line["linestyle"], linewidth=0.7, alpha=0.8)
 
 
 def tradeoff(points: Mapping[str, tuple[float, float]], *, name: str, xlabel: str, ylabel: str, alt: str) -> str:
@@ -73,9 +99,10 @@ def tradeoff(points: Mapping[str, tuple[float, float]], *, name: str, xlabel: st
         if crowded:
             _name_ends(axes, ends)
         else:
+            shown = shorten(list(ends))
             for label, (x, y, colour) in ends.items():
                 axes.annotate(
-                    _short(label),
+                    shown[label],
                     (x, y),
                     xytext=(0, 8),
                     textcoords="offset points",
@@ -113,11 +140,8 @@ def _crowded(points: Sequence[tuple[float, float]]) -> bool:
 
 def _room(names: Iterable[str]) -> float:
     """Where the axes end, as a part of the width, so that the longest name fits beside them."""
-    return max(0.5, min(0.77, 0.955 - 0.0185 * max(len(_short(name)) for name in names)))  # 0.0185: a bold letter
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= _LETTERS else name[: _LETTERS - 1] + "…"
+    longest = max(map(len, shorten(list(names)).values()))
+    return max(0.5, min(0.77, 0.955 - 0.0185 * longest))  # 0.0185: a bold letter
 
 
 def style() -> AbstractContextManager[None]:
@@ -139,7 +163,7 @@ def style() -> AbstractContextManager[None]:
 
 def _axes(figure: Figure, *, right: float, title: str, xlabel: str) -> Axes:
     """Two thin axes, a faint grid, and the y axis named above it, where it reads horizontally."""
-    axes = figure.add_axes((0.065, 0.15, right - 0.065, 0.72))
+    axes = figure.add_axes((_LEFT, 0.15, right - _LEFT, 0.72))
     axes.patch.set_visible(False)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
@@ -172,9 +196,10 @@ def _name_ends(axes: Axes, ends: Mapping[str, tuple[float, float, str]]) -> None
     """Every line's name beside its end, pushed apart where they would touch."""
     bottom, top = axes.get_ylim()
     heights = _spread({label: (y - bottom) / (top - bottom) for label, (_, y, _) in ends.items()})
+    shown = shorten(list(ends))
     for label, (x, y, colour) in ends.items():
         axes.annotate(
-            _short(label),
+            shown[label],
             (x, y),
             xytext=(1.055, heights[label]),
             textcoords="axes fraction",

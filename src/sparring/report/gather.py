@@ -18,6 +18,7 @@ from sparring.data import load
 from sparring.errors import UserError
 from sparring.evaluation import PROTOCOLS, Record, Result
 from sparring.evaluation.protocols import Climb
+from sparring.report.names import radius
 from sparring.report.page import Method
 from sparring.report.walk import Walk, choose, walk
 
@@ -37,20 +38,24 @@ _Numbers = tuple[dict[str, float], tuple[str, ...]]  # accuracies by column, and
 _LOOKED_AT = 1000  # test images among which the walks are chosen
 
 
-def methods(folder: Path) -> list[Method]:
-    """A run as rows: one for each way it was evaluated; the last epoch on validation data where it never was."""
+def methods(folder: Path, name: str = "") -> list[Method]:
+    """A run as rows: one for each way it was evaluated; the last epoch on validation data where it never was.
+
+    Args:
+        name: what the page calls it; its folder's name where not given.
+    """
     run = runs.open_run(folder)
     history = run.metrics()
     if not history:
         raise UserError(f"{folder} has no finished epoch yet. Continue it: sparring train --out {folder} --resume.")
     rows = _evaluated(folder, run.config)
     if not rows:
-        how = f"eps {_radius(run.config.validation_eps)}, validation images of {run.config.data}, last epoch"
+        how = f"eps {radius(run.config.validation_eps)}, validation images of {run.config.data}, last epoch"
         last = history[-1]
         rows = {how: ({"Natural (validation)": last["natural"], "PGD-10 (validation)": last["pgd10"]}, ())}
     return [
         Method(
-            name=folder.name,
+            name=name or folder.name,
             about=_about(run.config, len(history)),
             accuracies=accuracies,
             backprops=statistics.fmean(record["backprops"] for record in history),
@@ -84,7 +89,7 @@ def _evaluated(folder: Path, config: Config) -> dict[str, _Numbers]:
         if isinstance(epoch, int) and epoch != config.epochs:
             which = f"{which or 'checkpoint'} of epoch {epoch}"
         for eps, records in groups.items():
-            key = (_radius(eps), where, _protocols(records), which, _how(records))
+            key = (radius(eps), where, _protocols(records), which, _how(records))
             if key not in found or result.n >= found[key][0]:
                 found[key] = (result.n, (_accuracies(records, eps), doubts))
     rows = {}
@@ -140,12 +145,6 @@ def _how(records: Sequence[Record]) -> str:
     return ", ".join(filter(None, parts))
 
 
-def _radius(eps: float) -> str:
-    """'8/255' for exactly that, else the number: 0.031 is not 8/255."""
-    parts = round(eps * 255)
-    return f"{parts}/255" if parts and parts / 255 == eps else f"{eps:.6g}"
-
-
 def _about(config: Config, done: int) -> str:
     epochs = (
         f"{config.epochs} epoch{'s' if config.epochs > 1 else ''}"
@@ -156,7 +155,10 @@ def _about(config: Config, done: int) -> str:
 
 
 def strips(folder: Path, count: int) -> list[Walk]:
-    """Walks on test images, from the image itself in tenths of the radius, so that the crossing can be watched."""
+    """Walks on test images, from the image itself in tenths of the radius, so that the crossing can be watched.
+
+    Empty where no image is worth seeing: none that the model gets right is fooled before the last step.
+    """
     config = runs.open_run(folder).config
     data, model = load(config.data), weights.load_model(folder)
     split = data.test.head(_LOOKED_AT)

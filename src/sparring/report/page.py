@@ -106,6 +106,7 @@ def write_page(
     methods: Sequence[Method] = (),
     exhibits: Sequence[Exhibit] = (),
     walks: Sequence[Walk] = (),
+    walked: str = "",
     facts: Mapping[str, str],
     note: str = "",
 ) -> None:
@@ -115,8 +116,9 @@ def write_page(
         lead: one sentence: what the page shows.
         exhibits: tables and figures of a paper beside ours, a section each.
         walks: from `report.walk`; the strip is left out without them.
+        walked: whose model they are walked on, or why there are none: a sentence.
         facts: how it was made: images, hardware, command, seed, versions. "Command" is set as code.
-        note: stands below the table, for instance the spread over seeds.
+        note: stands below the table of methods, for instance the spread over seeds.
     """
     columns = _columns(methods)
     page = _templates().get_template("page.html")
@@ -130,6 +132,7 @@ def write_page(
         note=note,
         exhibits=exhibits,
         walks=walks,
+        walked=walked,
         drawings=drawings(methods),
         facts=facts,
         version=__version__,

@@ -17,6 +17,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
 from PIL import Image
 
 from sparring.report.figures import COLOURS, INK, look, style
@@ -26,6 +27,7 @@ _SHADES = 96  # colours of a PNG: a drawing has few
 MARKERS = ("o", "^", "s", "D")
 FILLS = (COLOURS[2], COLOURS[1], COLOURS[3], COLOURS[5])
 Points = Sequence[Sequence[float]]  # (x, y) each
+Corner = NDArray[np.float64]  # (x, y)
 
 
 @dataclass(frozen=True)
@@ -85,17 +87,17 @@ class Plane:
 def planes(
     rows: Sequence[Sequence[Plane]], classes: Sequence[str], *, title: str, rims: Sequence[str] = (), size: float = 2.2
 ) -> bytes:
-    """Rows of planes that share their axes, as PNG; `rims` names the rows."""
+    """Rows of planes that share their axes, as PNG; `rims` names the rows. What is `outside` stands at the edge."""
     with style():
         wide = max(len(row) for row in rows)
         figure = Figure(figsize=(size * wide + 0.3, (size + 0.2) * len(rows) + 0.6), layout="constrained")
         axes = figure.subplots(len(rows), wide, squeeze=False)
         for number, row in enumerate(rows):
-            (left, bottom), (right, top) = _limits(row)
+            low, high = _limits(row)
             for place, plane in zip(axes[number], row, strict=False):
-                _plane(place, plane, len(classes))
-                place.set_xlim(left, right)
-                place.set_ylim(bottom, top)
+                _plane(place, plane, len(classes), low, high)
+                place.set_xlim(low[0], high[0])
+                place.set_ylim(low[1], high[1])
             if rims:
                 axes[number][0].set_ylabel(rims[number], fontweight="bold")
         marks = [
@@ -162,31 +164,48 @@ def _plain(axes: Axes, title: str) -> None:
     axes.set_title(title, fontsize=9, loc="left")
 
 
-def _limits(row: Sequence[Plane]) -> tuple[Any, Any]:
-    """The corners of a row's axes: the unit square where that is its plane, else around all its points."""
+def _limits(row: Sequence[Plane]) -> tuple[Corner, Corner]:
+    """The corners of a row's axes: the unit square where that is its plane, else around its points.
+
+    A few points far out must not press the others into a corner: an axis ends a tenth of the width of the middle 98%
+    beyond it, or sooner where the points do.
+    """
     if any(plane.probability is not None for plane in row):
-        return (0.0, 0.0), (1.0, 1.0)
+        return np.zeros(2), np.ones(2)
     points = np.concatenate([np.asarray(plane.points, dtype=float) for plane in row])
-    room = 0.05 * np.ptp(points, axis=0) + 1e-9
-    return points.min(axis=0) - room, points.max(axis=0) + room
+    low, high = np.percentile(points, (1, 99), axis=0)
+    room = np.where(high > low, 0.1 * (high - low), np.inf)  # nearly all in one place: then all are shown
+    some = 0.05 * np.ptp(points, axis=0) + 1e-9
+    return np.maximum(low - room, points.min(axis=0) - some), np.minimum(high + room, points.max(axis=0) + some)
 
 
-def _plane(axes: Axes, plane: Plane, classes: int) -> None:
+def outside(rows: Sequence[Sequence[Plane]]) -> int:
+    """How many points lie beyond their row's axes."""
+    return sum(
+        int(((points < low) | (points > high)).any(axis=1).sum())
+        for row in rows
+        for low, high in [_limits(row)]
+        for points in (np.asarray(plane.points, dtype=float) for plane in row)
+    )
+
+
+def _plane(axes: Axes, plane: Plane, classes: int, low: Corner, high: Corner) -> None:
     axes.set_title(plane.title, fontsize=8.5, loc="left")
     axes.set_xticks([])
     axes.set_yticks([])
     if plane.probability is not None:
         axis = np.linspace(0, 1, len(plane.probability))
         axes.contour(axis, axis, np.asarray(plane.probability), levels=[0.5], colors=INK, linewidths=1.2)
-    points, labels = np.asarray(plane.points, dtype=float), np.asarray(plane.labels)
-    behind = None if plane.behind is None else np.asarray(plane.behind, dtype=float)
+    points, labels = np.clip(plane.points, low, high), np.asarray(plane.labels)
+    behind = None if plane.behind is None else np.clip(plane.behind, low, high)
     for label in range(classes):
         here = labels == label
         if behind is not None:
             axes.plot(
-                *behind[here].T, MARKERS[label], color=FILLS[label], markersize=3.2, alpha=0.22, markeredgewidth=0
-            )
+                *behind[here].T, MARKERS[label], color=FILLS[label], markersize=3.2, alpha=0.22, markeredgewidth=0,
+                clip_on=False,
+            )  # fmt: skip
         axes.plot(
             *points[here].T, MARKERS[label], color=FILLS[label], markersize=3.4, markeredgecolor="white",
-            markeredgewidth=0.3,
+            markeredgewidth=0.3, clip_on=False, zorder=3,
         )  # fmt: skip

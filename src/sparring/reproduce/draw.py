@@ -143,12 +143,14 @@ def _curves(collected: Collected) -> list[Drawing]:
     for group, rows in _pictured(collected).items():
         heading = group
         for column in item.columns:
-            series, _ = _by_line(collected, rows, column)
+            series, spread = _by_line(collected, rows, column)
             if series:
                 title = f"{column} accuracy (%)"
                 name = f"{item.name}-{_slug(group)}-{_slug(column)}"
-                alt = _ends(f"{title} by {item.xlabel}", series)
-                svg = figures.curves(series, name=name, title=title, alt=alt, most=100.0, xlabel=item.xlabel)
+                alt = _ends(f"{title} by {item.xlabel}", series) + _bands(series, spread)
+                svg = figures.curves(
+                    series, name=name, title=title, alt=alt, spread=spread, most=100.0, xlabel=item.xlabel
+                )
                 found.append(Drawing(Markup(svg), f"{alt} {_told(collected, rows)}", heading))
                 heading = ""
     return found
@@ -159,6 +161,15 @@ def _ends(title: str, series: Mapping[str, tuple[Sequence[float], Sequence[float
         f"{name} {ys[0]:.1f} at {xs[0]:g}, {ys[-1]:.1f} at {xs[-1]:g}" for name, (xs, ys) in series.items()
     )
     return f"{title}: {each}."
+
+
+def _bands(series: Series, spread: Mapping[str, Sequence[float]]) -> str:
+    """What the bands are, and of which lines where not of all; nothing without any."""
+    if not spread:
+        return ""
+    whose = "each line" if spread.keys() == series.keys() else ", ".join(spread)
+    widest = max(value for values in spread.values() for value in values)
+    return f" The band about {whose} is ± the standard deviation over seeds, at most {widest:.1f} points."
 
 
 def _told(collected: Collected, rows: Sequence[Row]) -> str:

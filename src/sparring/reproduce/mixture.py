@@ -68,7 +68,7 @@ def _images(what: Mixture, data: Dataset) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _planes(sets: Mapping[str, Tensor], seed: int) -> dict[str, dict[str, list[list[float]]]]:
-    """All sets in one plane, by either method; a plane is as wide as 100."""
+    """All sets in one plane, by either method."""
     from sklearn.decomposition import PCA  # slow to import
     from sklearn.manifold import TSNE
 
@@ -81,7 +81,10 @@ def _planes(sets: Mapping[str, Tensor], seed: int) -> dict[str, dict[str, list[l
 
 
 def _apart(plane: NDArray[Any]) -> dict[str, list[list[float]]]:
-    plane = 100 * (plane - plane.min(axis=0)) / max(float(np.ptp(plane, axis=0).max()), 1e-12)
+    """Its sets, to one decimal. The middle 98% are as wide as 100: a far point costs the others no decimals."""
+    low, high = np.percentile(plane, (1, 99), axis=0)
+    wide = float((high - low).max()) or float(np.ptp(plane, axis=0).max()) or 1.0
+    plane = 100 * (plane - low) / wide
     parts = np.split(plane, len(SETS))
     return {
         name: [[round(float(v), 1) for v in point] for point in part] for name, part in zip(SETS, parts, strict=True)

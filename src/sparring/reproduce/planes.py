@@ -51,9 +51,17 @@ def mixtures(collected: Collected) -> dict[str, Picture]:
             title = f"{row.label}: outputs of layers by {name}"
             rims = [f"layer {layer}" for layer in what.layers]
             png, narrow = (panels.planes(rows, what.classes, title=title, rims=rims, size=size) for size in (2.2, 1.3))
-            drawn[f"{row.name}-{method}"] = Picture(png, title, told, narrow)
+            drawn[f"{row.name}-{method}"] = Picture(png, title, f"{told}{_far(rows)}", narrow)
             told = f"The same outputs by t-SNE (seed {several[0]['seed']}). {_FAINT}"
     return drawn
+
+
+def _far(rows: Sequence[Sequence[Plane]]) -> str:
+    """What is said of points that the axes leave out."""
+    count, total = panels.outside(rows), sum(len(plane.points) for row in rows for plane in row)
+    if not count:
+        return ""
+    return f" Of the {total} points, {count} far from the rest {'is' if count == 1 else 'are'} drawn at the edge."
 
 
 def _layer(what: Mixture, layer: str, method: str, data: Mapping[str, Any]) -> list[Plane]:

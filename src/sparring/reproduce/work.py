@@ -161,7 +161,7 @@ def _measure(job: Job, bench: Bench) -> dict[str, Any]:
     assert isinstance(what, Robustness)
     same: dict[str, Any] = {"device": bench.device, "seed": job.seed, "limit": job.limit, "progress": bench.progress}
     same["folder"] = job.folder / runs.EVALUATION
-    about = {"model": job.folder.name, "which": "last", "data": job.config.data, "data_note": data.note}
+    about: dict[str, Any] = {"model": job.folder.name, "which": "last", "data": job.config.data, "data_note": data.note}
     found = robustness.measure(what, model, data, about={**about, "facts": {"epoch": job.config.epochs}}, **same)
     best = checkpoint.read_facts(job.folder / runs.BEST).get("epoch")
     if what.autoattack and best != job.config.epochs:  # a table: robust accuracy may fall after its best epoch
