@@ -185,8 +185,8 @@ def shortened(words: list[str]) -> list[str]:
             return words
         # A document may train the same run in two of its sections.
         return [*words, *QUICK[1:], "--validation", "30", *([] if "--resume" in words else ["--overwrite"])]
-    more = {"demo": ["--epochs", "1"], "evaluate": ["--limit", "8", "--no-doubts"]}
-    more["bound"] = ["--limit", "8", "--strongest", "pgd"]
+    more = {"demo": ["--epochs", "1"], "evaluate": ["--limit", "10", "--no-doubts"]}
+    more["bound"] = ["--limit", "10", "--strongest", "pgd"]
     return [*words, *more.get(words[0], [])]
 
 
