@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from sparring import runs
 from sparring.cli.evaluate import run as evaluate
 from sparring.errors import UserError
 from sparring.recipes import paper
@@ -159,14 +160,16 @@ def walked_on(monkeypatch, found):
     return asked
 
 
-def test_walks_are_of_the_last_run_that_has_any(sparring, finished, tmp_path, monkeypatch):
-    names = ["first", "second", "third"]
-    for name in names:
-        shutil.copytree(finished, tmp_path / "all" / name)
+def test_walks_are_of_the_most_robust_run_that_has_any(sparring, finished, tmp_path, monkeypatch):
+    names = ["third", "first", "second"]
+    for accuracy, name in zip((0.9, 0.2, 0.5), names, strict=True):
+        records = runs.read_metrics(shutil.copytree(finished, tmp_path / "all" / name))
+        told = "".join(json.dumps({**record, "pgd10": accuracy}) + "\n" for record in records)
+        (tmp_path / "all" / name / runs.METRICS).write_text(told)
     gone = UserError("no such file: gone.npz.")
     asked = walked_on(monkeypatch, {"first": [make_walk()], "second": [], "third": gone})
     assert sparring("report", "all").code == 0
-    assert asked == names[::-1]
+    assert asked == ["third", "second", "first"]
     text, reader = page()
     assert text.count('<figure class="strip"') == 1 and "The model is that of first." in reader.text
     walked_on(monkeypatch, {"first": [], "second": [], "third": gone})

@@ -43,7 +43,7 @@ class Options:
     title: str | None = None
     """Its heading."""
     walks: int = 2
-    """Images on which an attack is walked step by step, on the last run that has such images; 0 for none."""
+    """Images on which an attack is walked step by step, on the most robust run that has such images; 0 for none."""
 
 
 def run(argv: list[str]) -> int:
@@ -133,20 +133,25 @@ def _left_out(folders: list[Path]) -> str:
 
 
 def _walks(names: Mapping[Path, str], count: int) -> tuple[list[Walk], str]:
-    """Strips of the last run that has images for them, and whose they are; where none has, the reason in words."""
+    """Strips of the most robust run that has images for them, and whose they are; where none has, the reason."""
     if not names or not count:
         return [], ""
     why_not = []
-    for folder, name in reversed(list(names.items())):
+    for folder in sorted(names, key=_robust, reverse=True):
         try:
             walks = strips(folder, count)
         except UserError as error:  # its data are not here
             why_not.append(str(error))
             continue
         if walks:
-            return walks, f"The model is that of {name}."
+            return walks, f"The model is that of {names[folder]}."
     none = "no run whose data are here gets a test image right that PGD fools before its last step."
     return [], f"No attack is walked: {why_not[0] if len(why_not) == len(names) else none}"
+
+
+def _robust(folder: Path) -> float:
+    """PGD-10 accuracy on held-out images, after the last epoch."""
+    return float(runs.read_metrics(folder)[-1]["pgd10"])
 
 
 def _title(methods: list[Method], exhibits: list[Exhibit]) -> str:
