@@ -75,7 +75,7 @@ TABLE1 = Item(
     see="FAT has the highest natural accuracy; trained at 16/255 it is also the most robust.",
     kind="table",
     rows=_against(
-        {"cat": "madry", "dat": "madry", "fat-8": "madry", "fat-16": "madry"},
+        {"fat-8": "madry", "fat-16": "madry"},
         (
             _row("madry", "Madry", cifar10.MADRY, "wrn-32-10", _DAT, "87.30 56.10 45.80 46.80 -"),
             Row(
