@@ -28,6 +28,7 @@ from sparring.config import Config
 from sparring.data.sources import SOURCES
 from sparring.evaluation.protocols import find
 from sparring.recipes import paper
+from sparring.reproduce.headline import headline
 from sparring.reproduce.plan import chosen
 from tests.cli.conftest import QUICK, write_images
 
@@ -336,3 +337,13 @@ def test_the_table_of_methods_is_what_was_measured():
         if recipe := recipes.RECIPES.get(f"{name}-cifar10-resnet18"):
             expected = f"{100 * accuracies[0]:.1f} natural / {100 * accuracies[1]:.1f} PGD-20"
             assert expected in recipe.expect or "15 epochs" not in recipe.expect, name
+
+
+def test_the_first_screen_has_the_headline_of_the_results():
+    """`sparring reproduce --draw` writes it from the results; README has it word for word, once there is one."""
+    drawn = headline(ROOT / "results")
+    path = ROOT / "results" / "headline.md"
+    assert path.exists() == bool(drawn)
+    if drawn:
+        assert path.read_text() == drawn
+        assert drawn.strip() in (ROOT / "README.md").read_text()[:6000]
