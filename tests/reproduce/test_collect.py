@@ -137,6 +137,8 @@ def test_where_it_was_trained_and_where_measured(measured, tmp_path):
     assert [line.at_once for line in lines(collected)] == [1, 4]
     copy(measured, tmp_path, environment=gpu, trained_on=[alone])
     assert "Hardware: NVIDIA H200, torch 2.11." in " ".join(notes(collect(TABLE, tmp_path / "results")))
+    copy(measured, tmp_path, environment=gpu, trained_on=[{**gpu, "at_once": None}])  # before company was noted
+    assert "Hardware: NVIDIA H200, torch 2.11." in " ".join(notes(collect(TABLE, tmp_path / "results")))
     old = copy(measured, tmp_path, environment=gpu, trained_on=None)  # before sessions were kept
     assert results.trained_on(results.read(old.path)) == [gpu]
 

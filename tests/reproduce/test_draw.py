@@ -142,6 +142,8 @@ def test_a_point_far_out_costs_the_others_nothing():
     apart = mixture._apart(np.concatenate(sets))
     near = np.concatenate([apart["natural"], apart["friendly"]])
     assert (np.ptp(near, axis=0) > 90).all() and (abs(near) < 110).all() and apart["pgd"][7][0] > 1e5
+    flat = np.random.default_rng(0).random((90, 2)) * (1000.0, 0.1)  # long and narrow
+    assert len({y for points in mixture._apart(flat).values() for _, y in points}) > 80
     one = np.zeros((30, 2))
     assert not np.any(list(mixture._apart(one).values()))
 

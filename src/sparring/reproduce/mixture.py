@@ -81,9 +81,12 @@ def _planes(sets: Mapping[str, Tensor], seed: int) -> dict[str, dict[str, list[l
 
 
 def _apart(plane: NDArray[Any]) -> dict[str, list[list[float]]]:
-    """Its sets, to one decimal. The middle 98% are as wide as 100: a far point costs the others no decimals."""
+    """Its sets, to one decimal. Each way the middle 98% are as wide as 100: far points, or a plane far longer than it
+    is wide, cost no decimals.
+    """
     low, high = np.percentile(plane, (1, 99), axis=0)
-    wide = float((high - low).max()) or float(np.ptp(plane, axis=0).max()) or 1.0
+    whole = np.ptp(plane, axis=0)
+    wide = np.where(high > low, high - low, np.where(whole > 0, whole, 1.0))
     plane = 100 * (plane - low) / wide
     parts = np.split(plane, len(SETS))
     return {

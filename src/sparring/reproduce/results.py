@@ -97,7 +97,7 @@ def trained_on(result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 def at_once(result: Mapping[str, Any]) -> int:
     """How many processes shared the device, at most, while it was trained."""
-    return max(int(session.get("at_once", 1)) for session in trained_on(result))
+    return max(int(session.get("at_once") or 1) for session in trained_on(result))  # None: before it was noted
 
 
 def columns(records: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
