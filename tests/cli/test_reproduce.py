@@ -17,8 +17,10 @@ import torch
 
 from sparring import runs
 from sparring.cli import reproduce
+from sparring.cli.train import breakable
 from sparring.recipes import paper
 from sparring.reproduce import headline
+from tests.reproduce.test_collect import copy
 from tests.reproduce.tiny import COURSE, TABLE
 
 TABLE1 = paper.find("table1")
@@ -109,11 +111,11 @@ def test_time_is_up_and_the_same_command_continues(sparring, monkeypatch):
 
 
 def test_the_clock_breaks_a_measurement_off():
-    with pytest.raises(KeyboardInterrupt), reproduce._breakable(time.monotonic() + 0.05):
+    with pytest.raises(KeyboardInterrupt), breakable(time.monotonic() + 0.05):
         time.sleep(30)
     assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
     before = signal.getsignal(signal.SIGINT)
-    with reproduce._breakable(float("inf")):
+    with breakable(float("inf")):
         assert signal.getsignal(signal.SIGINT) is not before
     assert signal.getsignal(signal.SIGINT) is before
 
@@ -266,3 +268,12 @@ def test_flags_that_would_be_ignored(sparring):
     Path("file").touch()
     for flag in ("--results", "--runs"):
         sparring("reproduce", "table-tiny", flag, "file").mends("file is a file", flag)
+
+
+def test_a_drawing_can_be_of_the_scale_that_is_asked_for(sparring, measured):
+    """Both rows are measured at lite, one of them at full too."""
+    shutil.copytree(measured / "results", "results")
+    copy(measured, Path(), scale="full")
+    for words, epochs in ((["--scale", "full"], 3), ([], 2)):
+        said = sparring("reproduce", "table-tiny", "--draw", *words).out
+        assert f"Ours: Tiny CNN, {epochs} epochs" in said

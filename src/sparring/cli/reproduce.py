@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import math
 import shlex
-import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, Literal
 
 import torch
@@ -24,7 +21,7 @@ from sparring.checkpoint import write_text
 from sparring.cli.arguments import parse
 from sparring.cli.progress import TrainingBar
 from sparring.cli.screen import Screen, let_go
-from sparring.cli.train import pick_device, stopping
+from sparring.cli.train import breakable, pick_device, stopping
 from sparring.data import describe
 from sparring.errors import RunFailed, UserError
 from sparring.evaluation.protocols import find as find_protocol
@@ -116,7 +113,8 @@ def run(argv: list[str]) -> int:
     if not options.show:
         return 0
     # A drawing shows what there is most of, unless it is told; `lite` may just be the default.
-    collected = collect(item, options.results, options.limit, None if options.draw else options.scale)
+    wanted = None if options.draw and options.scale == "lite" else options.scale
+    collected = collect(item, options.results, options.limit, wanted)
     show(collected, screen)
     if not finished:
         left = len(wanting(jobs))
@@ -227,7 +225,7 @@ def _work(jobs: Sequence[Job], options: Options, device: torch.device, screen: S
             bench = Bench(
                 device,
                 stop=lambda: stop() or time.monotonic() > until,
-                breakable=lambda: _breakable(until),
+                breakable=lambda: breakable(until),
                 watch=lambda job: TrainingBar(screen, title=f"{job.row.name} "),
                 tell=tell,
                 progress=True,
@@ -269,24 +267,6 @@ def _command(share: Sequence[Job], options: Options, device: torch.device) -> li
     words += ["--results", str(options.results), "--runs", str(options.runs)]
     words += ["--limit", str(options.limit)] if options.limit else []
     return words + (["--max-minutes", f"{options.max_minutes:.3f}"] if options.max_minutes else [])
-
-
-@contextmanager
-def _breakable(until: float) -> Iterator[None]:
-    """An evaluation may be broken off anywhere, by the clock, Ctrl-C or SIGTERM: it keeps its verdicts as it goes."""
-
-    def break_off(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, break_off) for number in (signal.SIGALRM, signal.SIGINT, signal.SIGTERM)}
-    try:
-        if until < math.inf:
-            signal.setitimer(signal.ITIMER_REAL, max(0.001, until - time.monotonic()))
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def show(collected: Collected, screen: Screen) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import math
 import shlex
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -230,6 +232,24 @@ def stopping() -> Iterator[Flag]:
     try:
         yield flag
     finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def breakable(until: float) -> Iterator[None]:
+    """An evaluation may be broken off anywhere, by the clock, Ctrl-C or SIGTERM: it keeps its verdicts as it goes."""
+
+    def break_off(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, break_off) for number in (signal.SIGALRM, signal.SIGINT, signal.SIGTERM)}
+    try:
+        if until < math.inf:
+            signal.setitimer(signal.ITIMER_REAL, max(0.001, until - time.monotonic()))
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in before.items():
             signal.signal(number, handler)
 

@@ -100,7 +100,7 @@ def train_run(job: Job, bench: Bench) -> None:
     if bench.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(bench.device)
     bench.tell(f"training {job.name} -> {job.folder}")
-    epoch, how_far = 0, state(job)
+    epoch = 0
     try:
         train(
             job.config,
@@ -118,7 +118,7 @@ def train_run(job: Job, bench: Bench) -> None:
     except Diverged as diverged:
         epoch = diverged.epoch
     finally:
-        how_far = "diverged" if epoch else state(job)
+        how_far: State = "diverged" if epoch else state(job)
         if how_far != "missing":
             facts = _facts(job, bench, how_far, memory=_memory(bench.device))
             results.write(job.path, facts | ({"diverged_in_epoch": epoch} if epoch else {}))
