@@ -9,7 +9,7 @@ table, one seed. TAU: tau by rule against the paper's schedule, three seeds. SEA
 PGD-K-tau at equal back-propagations. A run that two of them need is trained once.
 
 `work` trains and measures what is neither in RESULTS nor in another one's hands, run by run: several of them share the
-list (call them with gpu_at_once.py). It stops before the minutes are over, and goes on where it was when called again.
+list (gpu_queue.py). It stops before the minutes are over or at a SIGTERM, and goes on where it was when called again.
 Test set: natural, PGD-20 and C&W of the dat protocol on 10,000 images, AutoAttack on 1,000 for METHODS; gradients in
 bf16, verdicts in fp32, of the last epoch's weights. `collect` adds what is done to a file, `tables` prints it.
 """
@@ -18,8 +18,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ from typing import Any
 import torch
 
 from sparring import runs
+from sparring.cli.train import stopping
 from sparring.config import Config, to_json
 from sparring.data import Dataset, load
 from sparring.errors import UserError
@@ -108,21 +111,25 @@ class Say:
         print(f"{self.name}: {time.perf_counter() - self.began:.1f} s", flush=True)
 
 
-def work(given: argparse.Namespace, late: float) -> None:
-    data, known = load("cifar10"), read(RESULTS)
+def work(given: argparse.Namespace, stop: Callable[[], bool]) -> bool:
+    """Whether all it took in hand came to its end."""
+    data, known, well = load("cifar10"), read(RESULTS), True
     for name in given.names or ALL:
         if name in known:
             continue
         try:
             with runs.claimed(given.runs / f"{name}.claim"):
-                if time.monotonic() < late and not result_of(given.runs, name).exists():
-                    one(name, given, data, late)
+                if not result_of(given.runs, name).exists():
+                    one(name, given, data, stop)
         except UserError:
             continue  # another one does it
         except Interrupted as stopped:
             print(f"{name}: {stopped}", flush=True)
+            return False
         except Exception:  # the others are worth having
             traceback.print_exc()
+            well = False
+    return well
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -133,11 +140,11 @@ def result_of(folder: Path, name: str) -> Path:
     return folder / f"{name}.json"
 
 
-def one(name: str, given: argparse.Namespace, data: Dataset, late: float) -> None:
+def one(name: str, given: argparse.Namespace, data: Dataset, stop: Callable[[], bool]) -> None:
     """Train it and measure it."""
     config, folder = ALL[name], given.runs / name
     same = {"device": given.device, "data": data, "resume": True, "tensorboard": False}
-    model = train(config, folder, watch=Say(name), stop=lambda: time.monotonic() > late, **same)
+    model = train(config, folder, watch=Say(name), stop=stop, **same)
     began = time.perf_counter()
     shared: dict[str, Any] = {"precision": "bf16", "doubts": False, "store": folder / "verdicts"}
     found = evaluate(model, data.test.x, data.test.y, QUICK_DAT, **shared)
@@ -199,7 +206,9 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     given = parser.parse_args()
     if given.what == "work":
-        work(given, time.monotonic() + 60 * given.minutes)
+        late = time.monotonic() + 60 * given.minutes
+        with stopping() as stopped:
+            sys.exit(0 if work(given, lambda: stopped() or time.monotonic() > late) else 1)
     elif given.what == "collect":
         collect(given)
     else:

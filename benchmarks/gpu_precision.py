@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,7 @@ import torch
 from gpu_methods import Say
 
 from sparring import runs
+from sparring.cli.train import stopping
 from sparring.config import to_json
 from sparring.data import Dataset, load
 from sparring.evaluation import evaluate
@@ -73,10 +75,11 @@ def main() -> None:
         same = {"device": given.device, "data": data, "tensorboard": False, "resume": True, "engine": engine}
         try:
             watch = Say(folder.name)
-            model = train(config, folder, watch=watch, stop=lambda: time.monotonic() > late, **same)
+            with stopping() as stop:
+                over = lambda: stop() or time.monotonic() > late  # noqa: E731
+                model = train(config, folder, watch=watch, stop=over, **same)
         except Interrupted as stopped:
-            print(f"{folder.name}: {stopped}", flush=True)
-            return
+            sys.exit(f"{folder.name}: {stopped}")
         metrics = runs.read_metrics(folder)
         facts = {
             "config": to_json(config),
