@@ -36,7 +36,8 @@ from sparring.errors import UserError
 from sparring.evaluation import evaluate
 from sparring.evaluation.protocols import dat
 from sparring.recipes import cifar10 as r
-from sparring.schedules import constant, parse
+from sparring.recipes.paper.lite import one_cycle
+from sparring.schedules import constant
 from sparring.train import Interrupted, train
 
 RESULTS = Path("results/methods/h200.json")
@@ -78,7 +79,7 @@ SEARCH = [*_CURVE, "fat-by-loss, rho 0.1", "fat-by-loss", "fat-by-loss, rho 1", 
 
 def short(config: Config) -> Config:
     """The schedule that all runs share."""
-    return replace(config, epochs=15, batch_size=256, lr=parse("one-cycle:0.3"), weight_decay=5e-4, precision="bf16")
+    return replace(one_cycle(config, 15), precision="bf16")
 
 
 ALL = {name: short(config) for name, config in (RECIPES | _SEEDS | _CURVE | _LOSSES).items()}

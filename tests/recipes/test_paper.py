@@ -16,6 +16,7 @@ from sparring.models.taps import layers
 from sparring.recipes import paper
 from sparring.recipes.paper import Mixture, Robustness
 from sparring.recipes.paper.item import published
+from sparring.schedules import OneCycle
 
 ITEMS = list(paper.ITEMS.values())
 CONFIGS = {
@@ -132,11 +133,18 @@ def test_unknown():
         paper.find("table5")
 
 
-def test_the_short_scale_keeps_everything_but_length_and_batch():
-    row = next(row for row in paper.find("table1").rows if row.name == "fat-16")
-    full, lite = row.configs["full"], row.configs["lite"]
+def test_the_short_scale_of_a_table_changes_length_batch_and_optimiser_and_nothing_else():
+    full, lite = row_of("table1", "fat-16").configs["full"], row_of("table1", "fat-16").configs["lite"]
     assert (lite.epochs, lite.batch_size, lite.model) == (30, 256, "resnet18")
+    assert (lite.lr, lite.weight_decay) == (OneCycle(0.3), 5e-4)
+    kept = {name: getattr(full, name) for name in ("epochs", "batch_size", "lr", "weight_decay", "model")}
+    assert replace(lite, **kept) == full
+
+
+def test_the_short_scale_of_the_radii_keeps_the_papers_small_learning_rates():
+    name = "resnet18-cifar10-k10-madry-eps0.15"
+    full, lite = row_of("fig-eps", name).configs["full"], row_of("fig-eps", name).configs["lite"]
+    assert (lite.epochs, lite.batch_size) == (20, 256)
     assert lite.lr.values() == tuple(2 * value for value in full.lr.values())
     assert [start for start, _ in lite.lr.pieces] == [start for start, _ in full.lr.pieces]
-    same = replace(lite, epochs=full.epochs, batch_size=full.batch_size, lr=full.lr, model=full.model)
-    assert same == full
+    assert replace(lite, epochs=full.epochs, batch_size=full.batch_size, lr=full.lr) == full

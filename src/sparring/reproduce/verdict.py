@@ -152,18 +152,19 @@ def _mixture(collected: Collected, measured: Sequence[Row]) -> str:
         assert isinstance(what, Mixture)
         layers = [one["mixing"][str(layer)] for one in _found(collected, [row]) for layer in what.layers]
         less = sum(layer["friendly"]["foreign"] < layer["pgd"]["foreign"] for layer in layers)
-        purer = sum(layer["pgd"]["purity"] > layer["natural"]["purity"] for layer in layers)
+        mixed = sum(layer["friendly"]["purity"] <= layer["pgd"]["purity"] for layer in layers)
         worst, friendly = f"PGD-{what.steps}", f"PGD-{what.steps}-0"
-        in_part = "confirmed in part" if less == len(layers) and purer else _confirmed(less, len(layers), "layers")
+        in_part = "confirmed in part" if less == len(layers) and mixed else _confirmed(less, len(layers), "layers")
         text = (
             f"{row.label}: {in_part}. Held against natural data, {friendly} mixes the classes less than {worst} in "
             f"{less} of {len(layers)} layers."
         )
-        if purer:
-            ours, natural = (_range([one[kind]["purity"] for one in layers], "{:.0%}") for kind in ("pgd", "natural"))
+        if mixed:
+            pure = {kind: _range([one[kind]["purity"] for one in layers], "{:.0%}") for kind in layers[0]}
             text += (
-                f" But among themselves {worst} data are purer than natural data in {purer} of {len(layers)} layers: "
-                f"{ours} of their neighbours are of their own class, natural {natural}."
+                f" But among themselves {friendly} data are no purer than {worst} data in {mixed} of {len(layers)} "
+                f"layers: of their neighbours {pure['friendly']} are of their own class, {worst} {pure['pgd']}, "
+                f"natural {pure['natural']}."
             )
         parts.append(text)
     return " ".join(parts)

@@ -1,8 +1,8 @@
 """The figures of Sections 5 and 6 and of Appendices B and G: one declaration a point, the grids written as loops.
 
 The paper prints these as pictures only, so no published number stands beside a point. `full` is the paper's length and
-grid; `lite` (lite.py) is 20 epochs (WRN-34-10: 10) in batches of 256 on fewer points. FAT starts at random and adds
-noise, as in the authors' code.
+grid; `lite` (lite.py) is 20 epochs (WRN-34-10: 10) on fewer points. FAT starts at random and adds noise, as in the
+authors' code.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ from dataclasses import replace
 from sparring.config import Config, ObjectiveName
 from sparring.recipes import appendix_b, cifar10
 from sparring.recipes.paper.item import Course, Item, Robustness, Row, Scale
-from sparring.recipes.paper.lite import BATCH, shorter
+from sparring.recipes.paper.lite import CYCLE, STEPS, one_cycle, shorter
 from sparring.recipes.paper.lite import FIGURE_EPOCHS as EPOCHS
 from sparring.schedules import constant, parse
 
-SHORT = f"{EPOCHS} epochs, batch {BATCH} at twice the learning rate"
 NETWORKS = {"small_cnn": "Small CNN", "resnet18": "ResNet-18", "wrn-34-10": "WRN-34-10"}
 SIX = {"Natural": "natural", "FGSM": "fgsm", "PGD-20": "pgd20", "PGD-100": "pgd100", "C&W": "cw30"}
 
@@ -36,7 +35,7 @@ def _tau_rows() -> Iterator[Row]:
             full = at_tau(replace(TAU, model=model), tau)
             configs: dict[Scale, Config | None] = {"full": full}
             if tau in (0, 1, 2, 3, 5, 10):
-                configs["lite"] = shorter(full, EPOCHS)
+                configs["lite"] = one_cycle(full, EPOCHS)
             yield Row(f"{model}-tau{tau}", network, Robustness("tau"), configs, x=tau, group=model)
 
 
@@ -47,7 +46,7 @@ FIG_TAU = Item(
     see="With tau natural accuracy falls throughout, while robust accuracy rises up to about tau 2 and then stays.",
     kind="lines",
     rows=tuple(_tau_rows()),
-    lite=f"{SHORT}, tau 0, 1, 2, 3, 5, 10",
+    lite=f"{EPOCHS} epochs of {CYCLE}; tau 0, 1, 2, 3, 5, 10",
     columns=SIX | {"PGD-10": "pgd10"},
     xlabel="tau",
     marks=(2.0,),
@@ -72,7 +71,7 @@ def _bps_rows() -> Iterator[Row]:
                 # The runs of fig-tau where there are any: Small CNN at full scale, ResNet-18 at lite.
                 short = replace(full, lr=TAU.lr, epochs=TAU.epochs)
                 if model != "small_cnn":
-                    short = shorter(short, EPOCHS if model == "resnet18" else 10)
+                    short = one_cycle(short, EPOCHS if model == "resnet18" else 10)
                 yield Row(
                     f"{model}-{objective}-tau{tau}",
                     label,
@@ -90,7 +89,7 @@ FIG_BPS = Item(
     "with a jump where the learning rate falls.",
     kind="course",
     rows=tuple(_bps_rows()),
-    lite=f"the runs of fig-tau: Small CNN 80 epochs, batch 128; ResNet-18 {SHORT}; WRN-34-10 10",
+    lite=f"the runs of fig-tau: Small CNN in full, 80 epochs; ResNet-18 {EPOCHS} and WRN-34-10 10 epochs of {CYCLE}",
     xlabel="epoch",
 )
 
@@ -156,7 +155,7 @@ FIG_EPS = Item(
     "gains under the stronger attack.",
     kind="lines",
     rows=tuple(_eps_rows()),
-    lite=f"{SHORT}; five radii on CIFAR-10 (three for TRADES and K 20), three on SVHN",
+    lite=f"{EPOCHS} epochs, {STEPS}; five radii on CIFAR-10 (three for TRADES and K 20), three on SVHN",
     columns=SIX | {"PGD-20, 2 eps": "pgd20-2eps"},
     xlabel="radius in training (eps)",
 )
@@ -188,7 +187,7 @@ FIG_NO_PROJECTION = Item(
     see="Stopping early does the ball's work: also without projection larger steps cost friendly training little.",
     kind="lines",
     rows=tuple(_free_rows()),
-    lite=f"{SHORT}, alpha 0.003, 0.009, 0.015",
+    lite=f"{EPOCHS} epochs, {STEPS}; alpha 0.003, 0.009, 0.015",
     columns=SIX | {"PGD-20, 2 eps": "pgd20-2eps"},
     xlabel="step size in training (alpha)",
 )
