@@ -22,7 +22,10 @@ def test_rows_that_are_measured(measured, tmp_path, monkeypatch):
     backprops = sum(found["history"]["backprops"]) / 2
     row = f"| FAT | {natural:.1f} (89.3) | {robust:.1f} (46.1) |  |  | {backprops:.1f} | "
     assert table[2].startswith(row) and table[2].endswith(f"{found['training_seconds']:.0f} s |")
-    assert len(table) == 5 and "Tiny CNN, 2 epochs, 1 seed" in table[4]
+    assert len(table) == 5
+    assert table[4].startswith("Ours: Tiny CNN, 2 epochs, 1 seed. Hardware: ")
+    assert f"Attacks: n = {found['found']['n']} test images." in table[4]
+    assert table[4].endswith(f"`sparring reproduce {TABLE.name}`.")
     assert len(headline.headline(measured / "results").splitlines()) == 6
 
 

@@ -147,7 +147,7 @@ def notes(collected: Collected) -> list[str]:
     if "lite" in scales:
         told.append(f"Lite scale: {item.lite}.")
     if shown:
-        told.append(f"{_images(shown)}{_seeds(shown)} {_hardware(shown)}")
+        told.append(f"{images(shown)}{_seeds(shown)} {hardware(shown)}")
     told += _other_scale(collected)
     told += _best_epochs(shown, item.columns)
     told += _doubts(shown)
@@ -158,7 +158,7 @@ def notes(collected: Collected) -> list[str]:
     return [*told, *([item.note] if item.note else [])]
 
 
-def _images(shown: Sequence[Result]) -> str:
+def images(shown: Sequence[Result]) -> str:
     """The number of test images behind each kind of attack."""
     counts: dict[str, set[int]] = {}
     for result in shown:
@@ -177,7 +177,7 @@ def _seeds(shown: Sequence[Result]) -> str:
     return f"Seed{'s' if len(seeds) > 1 else ''}: {', '.join(map(str, seeds))}."
 
 
-def _hardware(shown: Sequence[Result]) -> str:
+def hardware(shown: Sequence[Result]) -> str:
     """Where it was trained, with how much company, and where it was measured if that was elsewhere."""
     trained = _places(session for result in shown for session in results.trained_on(result))
     measured = _places(result["environment"] for result in shown)

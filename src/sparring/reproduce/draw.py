@@ -126,7 +126,7 @@ def _line_pictures(collected: Collected) -> dict[str, Picture]:
             series, spread = _by_line(collected, rows, column)
             if series:
                 drawn.append(Lines(f"{column} (%)", series, spread))
-        title = f"{item.title}{f': {group}' if group else ''}"
+        title = group or item.title
         png = panels.grid(drawn, xlabel=item.xlabel, title=_wrap(title), most=100.0)
         found[_slug(group) or item.name] = Picture(png, title, _told(collected, rows))
     return found

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from sparring.recipes import paper
 from sparring.report.beside import Line
-from sparring.reproduce.collect import collect, lines
+from sparring.reproduce.collect import collect, hardware, images, lines
+from sparring.reproduce.results import Result
 
 ROWS = {
     "table1": ("madry", "fat-8", "fat-16"),
@@ -19,20 +20,25 @@ COLUMNS = ("Natural", "PGD-20", "C&W", "AutoAttack")
 def headline(folder: Path) -> str:
     """Markdown: the methods that are measured; empty where none is."""
     shown: list[Line] = []
+    behind: list[Result] = []
+    commands: list[str] = []
     for name, rows in ROWS.items():
         item = paper.find(name)
-        every = dict(zip((row.name for row in item.rows), lines(collect(item, folder)), strict=True))
-        shown += [every[row] for row in rows if every[row].ours]
+        collected = collect(item, folder)
+        for row, line in zip(item.rows, lines(collected), strict=True):
+            if row.name in rows and line.ours:
+                shown.append(line)
+                behind += collected.of(row)
+                commands.append(f"`sparring reproduce {name}`")
     if not shown:
         return ""
     head = ["", *COLUMNS, "BPs", "training"]
     table = [head, ["---", *["---:"] * (len(head) - 1)], *(_row(line) for line in shown)]
+    body = "\n".join(f"| {' | '.join(row)} |" for row in table)
     about = "; ".join(dict.fromkeys(line.about for line in shown))
     papers = ", ".join(dict.fromkeys(line.paper_about for line in shown))
-    counts = sorted({line.ours["AutoAttack"].n for line in shown if "AutoAttack" in line.ours})
-    images = f" AutoAttack: {' or '.join(f'{n:,}' for n in counts)} images." if counts else ""
-    body = "\n".join(f"| {' | '.join(row)} |" for row in table)
-    return f"{body}\n\nOurs: {about}. In brackets the paper's: {papers}. Each under its own table's attacks.{images}\n"
+    told = f"Ours: {about}. {hardware(behind)} {images(behind)}In brackets the paper's: {papers}."
+    return f"{body}\n\n{told} Each under its own table's attacks: {', '.join(dict.fromkeys(commands))}.\n"
 
 
 def _row(line: Line) -> list[str]:
