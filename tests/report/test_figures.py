@@ -77,6 +77,19 @@ def test_a_band_has_the_colour_of_its_line_on_the_page():
 
 
 @pytest.mark.parametrize("kind", ["curves", "tradeoff"])
+def test_a_name_looks_alike_in_drawings_that_belong_together(drawn, kind):
+    for names in (["a", "b", "c"], ["c"]):
+        if kind == "curves":
+            lines = {name: ([1, 2], [1.0, 2.0]) for name in names}
+            figures.curves(lines, name="n", title="t", alt="a", among="abc")
+        else:
+            points = {name: (9.0 * ord(name), 9.0 * ord(name)) for name in names}
+            figures.tradeoff(points, name="n", xlabel="x", ylabel="y", alt="a", among="abc")
+    first, second = ([(line.get_color(), line.get_marker()) for line in axes.lines] for axes in drawn)
+    assert second == first[2:] and len(set(first)) == 3
+
+
+@pytest.mark.parametrize("kind", ["curves", "tradeoff"])
 def test_long_names_stay_different_in_a_drawing(drawn, kind):
     names = [f"digits-tiny_cnn-fat-5-seed{seed}-1a2b3c4d5e" for seed in range(3)]
     if kind == "curves":

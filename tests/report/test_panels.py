@@ -83,3 +83,14 @@ def test_losses_show_every_point(monkeypatch):
     for axes in shown:
         (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
         assert left < -400 and right > 700 and bottom < 0 and top > 90
+
+
+def test_a_name_looks_alike_in_pictures_that_belong_together():
+    colour = {"b": (180, 83, 9), "a": (107, 114, 128)}  # the second and the first series
+
+    def found(rgb, **more):
+        png = panels.grid([Lines("one", {"b": SERIES["b"]})], xlabel="tau", title="T", **more)
+        return (np.asarray(Image.open(io.BytesIO(png)).convert("RGB")) == rgb).all(axis=2).any()
+
+    assert found(colour["b"], among=["a", "b"]) and not found(colour["a"], among=["a", "b"])
+    assert found(colour["a"]) and not found(colour["b"])

@@ -75,13 +75,15 @@ def test_a_course(measured):
 def test_lines(measured, tmp_path):
     item = points(measured, tmp_path)
     said = seen(collect(replace(item, marks=(1.0,)), tmp_path / "results"))
-    assert (
-        said
-        == "one, Natural by tau: 0.0 at 0, 1.0 at 1, 5.0 at 5. two, Natural by tau: 10.5 at 0, 11.5 at 1, 15.5 at 5."
-    )
+    assert said == "one, tau 0 → 1 → 5: Natural 0.0 → 1.0 → 5.0. two, tau 0 → 1 → 5: Natural 10.5 → 11.5 → 15.5."
+    alone = tuple(replace(row, group="net") for row in item.rows if row.label == "one")
+    assert seen(collect(replace(item, rows=alone), tmp_path / "results")) == "one, tau 0 → 5: Natural 0.0 → 5.0."
     rows = tuple(replace(row, group="both") for row in item.rows)
     said = seen(collect(replace(item, rows=rows), tmp_path / "results"))
-    assert said == "both, Natural by tau: one 0.0 at 0, 5.0 at 5; two 10.5 at 0, 15.5 at 5."
+    assert said == "both, tau 0 → 5: Natural one 0.0 → 5.0, two 10.5 → 15.5."
+    fewer = tuple(row for row in rows if row.label == "one" or row.x < 5)
+    said = seen(collect(replace(item, rows=fewer), tmp_path / "results"))
+    assert said.startswith("both, tau 0 → 5: Natural one 0.0 → 5.0. both, tau 0 → ") and "Natural two 10.5 → " in said
 
 
 @pytest.mark.parametrize(

@@ -44,10 +44,12 @@ def curves(
     spread: Mapping[str, Sequence[float]] | None = None,
     most: float | None = None,
     xlabel: str = "epoch",
+    among: Iterable[str] = (),
 ) -> str:
     """Lines by epoch, each with its name at its end. `name` keeps this drawing's ids apart from others' on a page.
 
     Args:
+        among: the names of all drawings that belong together: a name looks alike in each.
         spread: the deviation of y, where there are several seeds: a band about the line.
         xlabel: what else they go by (tau, eps).
         most: the largest value there can be (100 for per cent); without it the axis begins at 0.
@@ -55,9 +57,9 @@ def curves(
     with style():
         figure = Figure(figsize=_SIZE)
         axes = _axes(figure, right=_room(series), title=title, xlabel=xlabel)
-        ends = {}
-        for index, (label, (x, y)) in enumerate(series.items()):
-            line = look(index)
+        ends, looks = {}, _looks(series, among)
+        for label, (x, y) in series.items():
+            line = looks[label]
             axes.plot(x, y, markevery=_sparse(len(x)), clip_on=False, **line)
             if spread and label in spread:
                 _band(axes, x, y, spread[label], line)
@@ -83,17 +85,25 @@ def _band(axes: Axes, x: Sequence[float], y: Sequence[float], spread: Sequence[f
         axes.plot(x, edge, color=line["color"], linestyle=line["linestyle"], linewidth=0.7, alpha=0.8)
 
 
-def tradeoff(points: Mapping[str, tuple[float, float]], *, name: str, xlabel: str, ylabel: str, alt: str) -> str:
-    """One named point per method; up and to the right is better."""
+def tradeoff(
+    points: Mapping[str, tuple[float, float]],
+    *,
+    name: str,
+    xlabel: str,
+    ylabel: str,
+    alt: str,
+    among: Iterable[str] = (),
+) -> str:
+    """One named point per method; up and to the right is better. `among` as for curves."""
     with style():
         figure = Figure(figsize=_SIZE)
         # Names stand above the points, or beside the axes where they would run into one another or out of the drawing.
         crowded = _crowded(list(points.values())) or any(len(label) > _ABOVE for label in points)
         axes = _axes(figure, right=_room(points) if crowded else 0.95, title=ylabel, xlabel=xlabel)
         axes.margins(*((0.1, 0.1) if crowded else (0.22, 0.16)))
-        ends = {}
-        for index, (label, (x, y)) in enumerate(points.items()):
-            dot = look(index)
+        ends, looks = {}, _looks(points, among)
+        for label, (x, y) in points.items():
+            dot = looks[label]
             axes.plot([x], [y], **(dot | {"linestyle": "none", "markersize": 7 if crowded else 8}))
             ends[label] = (x, y, dot["color"])
         if crowded:
@@ -185,6 +195,10 @@ def look(index: int) -> dict[str, Any]:
         "linewidth": 1.8,
         "markersize": 4.5,
     }
+
+
+def _looks(names: Iterable[str], among: Iterable[str]) -> dict[str, dict[str, Any]]:
+    return {name: look(index) for index, name in enumerate(dict.fromkeys([*among, *names]))}
 
 
 def _sparse(count: int) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import math
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,19 +39,32 @@ class Lines:
     spread: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
 
-def grid(panels: Sequence[Lines], *, xlabel: str, title: str, columns: int = 3, most: float | None = None) -> bytes:
-    """The panels side by side, with one legend for all, as PNG."""
+def grid(
+    panels: Sequence[Lines],
+    *,
+    xlabel: str,
+    title: str,
+    columns: int = 3,
+    most: float | None = None,
+    among: Iterable[str] = (),
+) -> bytes:
+    """The panels side by side, with one legend for all, as PNG.
+
+    Args:
+        among: the names of all pictures that belong together: a name looks alike in each.
+    """
     with style():
         rows = math.ceil(len(panels) / columns)
         wide = min(columns, len(panels))
         figure = Figure(figsize=(3.1 * wide + 0.2, 2.35 * rows + 0.75), layout="constrained")
         axes = np.atleast_1d(figure.subplots(rows, wide, squeeze=False)).flatten()
         names = list(dict.fromkeys(name for panel in panels for name in panel.series))
+        places = list(dict.fromkeys([*among, *names]))
         handles: dict[str, Any] = {}
         for place, panel in zip(axes, panels, strict=False):
             _plain(place, panel.title)
             for name, (x, y) in panel.series.items():
-                (handles[name],) = place.plot(x, y, **_line(names.index(name), len(x)))
+                (handles[name],) = place.plot(x, y, **_line(places.index(name), len(x)))
                 if name in panel.spread:
                     low, high = np.subtract(y, panel.spread[name]), np.add(y, panel.spread[name])
                     place.fill_between(x, low, high, color=handles[name].get_color(), alpha=0.15, linewidth=0)

@@ -42,8 +42,12 @@ def draw(collected: Collected) -> dict[Path, str]:
 def exhibit(collected: Collected) -> Exhibit:
     """An item for the page. Figures of lines are drawn there panel by panel, so that a phone can show them."""
     item = collected.item
-    lined = item.kind in ("lines", "course")
     table = lines(collected) if item.kind == "table" else []
+    drawings: Sequence[Drawing] = ()
+    if item.kind == "table":
+        drawings = _tradeoffs(item.name, table)
+    elif item.kind in ("lines", "course"):
+        drawings = _curves(collected) if item.kind == "lines" else _course_curves(collected)
     return Exhibit(
         name=item.name,
         where=item.where,
@@ -52,8 +56,8 @@ def exhibit(collected: Collected) -> Exhibit:
         seen=seen(collected),
         columns=[column for column in item.columns if any(column in {**line.ours, **line.paper} for line in table)],
         lines=table,
-        drawings=_tradeoffs(item.name, table) if table else _curves(collected) if lined else (),
-        pictures=() if lined or table else tuple(pictures(collected).values()),
+        drawings=drawings,
+        pictures=() if item.kind in ("table", "lines", "course") else tuple(pictures(collected).values()),
         notes=notes(collected),
     )
 
@@ -119,41 +123,50 @@ def _pictured(collected: Collected) -> dict[str, list[Row]]:
 
 
 def _line_pictures(collected: Collected) -> dict[str, Picture]:
-    item, found = collected.item, {}
+    item, found, drawn = collected.item, {}, _lined(collected)
     for group, rows in _pictured(collected).items():
-        drawn = []
-        for column in item.columns:
-            series, spread = _by_line(collected, rows, column)
-            if series:
-                drawn.append(Lines(f"{column} (%)", series, spread))
+        shown = [Lines(f"{column} (%)", *each) for column, each in drawn[group].items()]
         title = group or item.title
-        png = panels.grid(drawn, xlabel=item.xlabel, title=_wrap(title), most=100.0)
+        png = panels.grid(shown, xlabel=item.xlabel, title=_wrap(title), most=100.0, among=_names(drawn))
         found[_slug(group) or item.name] = Picture(png, title, _told(collected, rows))
     return found
 
 
 def _curves(collected: Collected) -> list[Drawing]:
-    item, found = collected.item, []
-    if item.kind == "course":
-        for group, series in _courses(collected).items():
-            title = f"{group}: back-propagations per image"
-            svg = figures.curves(series, name=f"{item.name}-{_slug(group)}", title=title, alt=_ends(title, series))
-            found.append(Drawing(Markup(svg), _told(collected, _groups(collected)[group])))
-        return found
+    """The same on a page, panel by panel."""
+    item, found, drawn = collected.item, [], _lined(collected)
     for group, rows in _pictured(collected).items():
         heading = group
-        for column in item.columns:
-            series, spread = _by_line(collected, rows, column)
-            if series:
-                title = f"{column} accuracy (%)"
-                name = f"{item.name}-{_slug(group)}-{_slug(column)}"
-                alt = _ends(f"{title} by {item.xlabel}", series) + _bands(series, spread)
-                svg = figures.curves(
-                    series, name=name, title=title, alt=alt, spread=spread, most=100.0, xlabel=item.xlabel
-                )
-                found.append(Drawing(Markup(svg), f"{alt} {_told(collected, rows)}", heading))
-                heading = ""
+        for column, (series, spread) in drawn[group].items():
+            title = f"{column} accuracy (%)"
+            alt = _ends(f"{title} by {item.xlabel}", series) + _bands(series, spread)
+            svg = figures.curves(
+                series,
+                name=f"{item.name}-{_slug(group)}-{_slug(column)}",
+                title=title,
+                alt=alt,
+                spread=spread,
+                most=100.0,
+                xlabel=item.xlabel,
+                among=_names(drawn),
+            )
+            found.append(Drawing(Markup(svg), f"{alt} {_told(collected, rows)}", heading))
+            heading = ""
     return found
+
+
+def _lined(collected: Collected) -> dict[str, dict[str, tuple[Series, dict[str, list[float]]]]]:
+    """Picture -> column -> its lines and the deviations of those that have one; columns without any are left out."""
+    every = {
+        group: {column: _by_line(collected, rows, column) for column in collected.item.columns}
+        for group, rows in _pictured(collected).items()
+    }
+    return {group: {column: each for column, each in columns.items() if each[0]} for group, columns in every.items()}
+
+
+def _names(drawn: Mapping[str, Mapping[str, tuple[Series, object]]]) -> list[str]:
+    """Of all lines of all pictures."""
+    return [name for columns in drawn.values() for series, _ in columns.values() for name in series]
 
 
 def _ends(title: str, series: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> str:
@@ -192,6 +205,17 @@ def _courses(collected: Collected) -> dict[str, Series]:
     return found
 
 
+def _course_curves(collected: Collected) -> list[Drawing]:
+    """The same on a page."""
+    found, courses = [], _courses(collected)
+    for group, series in courses.items():
+        title, name = f"{group}: back-propagations per image", f"{collected.item.name}-{_slug(group)}"
+        among = [line for each in courses.values() for line in each]
+        svg = figures.curves(series, name=name, title=title, alt=_ends(title, series), among=among)
+        found.append(Drawing(Markup(svg), _told(collected, _groups(collected)[group])))
+    return found
+
+
 def _course_pictures(collected: Collected) -> dict[str, Picture]:
     courses = _courses(collected)
     if not courses:
@@ -224,7 +248,12 @@ def _tradeoffs(name: str, table: Sequence[Line]) -> list[Drawing]:
             what = f"Trade-off, {whose}: PGD-20 accuracy (%)"
             alt = f"{what} against natural accuracy: {each}."
             svg = figures.tradeoff(
-                points, name=f"{name}-{_slug(whose)}", xlabel="natural accuracy (%)", ylabel=what, alt=alt
+                points,
+                name=f"{name}-{_slug(whose)}",
+                xlabel="natural accuracy (%)",
+                ylabel=what,
+                alt=alt,
+                among=(_brief(line.label) for line in table),
             )
             found.append(Drawing(Markup(svg), f"Natural and PGD-20 accuracy, {whose}: {each}. Up and right is better."))
     return found

@@ -78,20 +78,33 @@ def _noise(one: Ours, other: Ours) -> float:
 def _lines(collected: Collected, measured: Sequence[Row]) -> str:
     """Natural and PGD-20 accuracy at the ends of every line, and where the paper points to."""
     item, parts = collected.item, []
+    claimed = [column for column, attack in item.columns.items() if attack in _CLAIMED]
     for group in dict.fromkeys(row.group for row in measured):
-        for column in (column for column, attack in item.columns.items() if attack in _CLAIMED):
-            each = _ends(collected, [row for row in measured if row.group == group], column)
-            if len(each) == 1:
-                ((label, line),) = each.items()
-                parts.append(f"{label}, {column} by {item.xlabel}: {line}.")
-            elif each:
-                told = "; ".join(f"{label} {line}" for label, line in each.items())
-                parts.append(f"{group}, {column} by {item.xlabel}: {told}.")
+        every = {
+            column: _points(collected, [row for row in measured if row.group == group], column) for column in claimed
+        }
+        places = dict.fromkeys(tuple(points) for lines in every.values() for points in lines.values())
+        labels = list(dict.fromkeys(label for lines in every.values() for label in lines))
+        name = labels[0] if len(labels) == 1 else group
+        for xs in places:  # one, unless some points are missing
+            told = [_walks(column, lines, xs, name) for column, lines in every.items()]
+            where = " → ".join(f"{x:g}" for x in xs)
+            parts.append(f"{name}, {item.xlabel} {where}: {'; '.join(filter(None, told))}.")
     return " ".join(parts) or f"too few points to see a course over {item.xlabel}."
 
 
-def _ends(collected: Collected, rows: Sequence[Row], column: str) -> dict[str, str]:
-    """{'tau 1': '84.2 at 0.03, 79.9 at 0.15'}, for every line that has more than one point."""
+def _walks(column: str, lines: Mapping[str, Mapping[float, float]], xs: tuple[float, ...], known: str) -> str:
+    """'Natural tau 0 82.1 → 79.0, tau 1 ...': the lines that have these points; the one that is `known` has no name."""
+    each = [
+        f"{'' if label == known else f'{label} '}{' → '.join(f'{y:.1f}' for y in points.values())}"
+        for label, points in lines.items()
+        if tuple(points) == xs
+    ]
+    return f"{column} {', '.join(each)}" if each else ""
+
+
+def _points(collected: Collected, rows: Sequence[Row], column: str) -> dict[str, dict[float, float]]:
+    """{'tau 1': {0.03: 84.2, 0.15: 79.9}}: the ends and the item's marks of every line that has more than one point."""
     item = collected.item
     points: dict[str, dict[float, float]] = {}
     for row in rows:
@@ -99,7 +112,7 @@ def _ends(collected: Collected, rows: Sequence[Row], column: str) -> dict[str, s
         if cell is not None and row.x is not None:
             points.setdefault(row.label, {})[row.x] = cell.middle
     return {
-        label: ", ".join(f"{ys[x]:.1f} at {x:g}" for x in sorted(ys) if x in (min(ys), *item.marks, max(ys)))
+        label: {x: ys[x] for x in sorted(ys) if x in (min(ys), *item.marks, max(ys))}
         for label, ys in points.items()
         if len(ys) > 1
     }
