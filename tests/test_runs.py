@@ -116,3 +116,15 @@ def test_environment_has_one_entry_per_session_and_no_absolute_path(tmp_path, sm
     assert sessions[0]["command"] == "sparring train fat-digits"
     assert sessions[0]["torch"] == torch.__version__
     assert "/somewhere" not in text
+
+
+@pytest.mark.parametrize(
+    ("typed", "noted"),
+    [
+        (["/some/where/sparring/__main__.py", "train"], "sparring train"),
+        (["bin/gpu.py", "--names", "rho 1"], "gpu.py --names 'rho 1'"),
+    ],
+)
+def test_the_command_as_one_types_it(typed, noted, monkeypatch):
+    monkeypatch.setattr("sys.argv", typed)
+    assert runs.environment(torch.device("cpu"))["command"] == noted

@@ -18,6 +18,7 @@ import fcntl
 import json
 import os
 import platform
+import shlex
 import shutil
 import sys
 import time
@@ -189,8 +190,14 @@ def environment(device: torch.device) -> dict[str, Any]:
         "device": name,
         "threads": torch.get_num_threads(),
         "at_once": int(os.environ.get(AT_ONCE, "1")),
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": shlex.join([_program(), *sys.argv[1:]]),
     }
+
+
+def _program() -> str:
+    """As one types it, without its path; `python -m sparring` is sparring."""
+    path = Path(sys.argv[0])
+    return path.parent.name if path.name == "__main__.py" else path.name
 
 
 def _clear(folder: Path) -> None:
