@@ -1,6 +1,6 @@
 """On one H200: every method under one and the same short schedule, and the two questions of ours, on CIFAR-10.
 
-    PYTHONPATH=src:site SPARRING_DATA=DATA python3 benchmarks/gpu_methods.py work RUNS [--names ...] [--minutes 9]
+    PYTHONPATH=src:site SPARRING_DATA=DATA python3 benchmarks/gpu_methods.py work RUNS [--again] [--names ...]
     PYTHONPATH=src python3 benchmarks/gpu_methods.py collect RUNS OUT.json
     PYTHONPATH=src python3 benchmarks/gpu_methods.py tables results/methods/h200.json
 
@@ -8,8 +8,9 @@ ResNet-18, 15 epochs, one cycle, batch 256, no average of the weights unless the
 table, one seed. TAU: tau by rule against the paper's schedule, three seeds. SEARCH: friendly data by definition against
 PGD-K-tau at equal back-propagations. A run that two of them need is trained once.
 
-`work` trains and measures what is neither in RESULTS nor in another one's hands, run by run: several of them share the
-list (gpu_queue.py). It stops before the minutes are over or at a SIGTERM, and goes on where it was when called again.
+`work` trains and measures what is neither in RESULTS (unless --again) nor in another one's hands, run by run: several
+of them share the list (gpu_queue.py). It stops when --minutes are over or at a SIGTERM, and goes on where it was when
+called again.
 Test set: natural, PGD-20 and C&W of the dat protocol on 10,000 images, AutoAttack on 1,000 for METHODS; gradients in
 bf16, verdicts in fp32, of the last epoch's weights. `collect` adds what is done to a file, `tables` prints it.
 """
@@ -72,7 +73,7 @@ METHODS = [*RECIPES]
 TAU = {rule: [rule, f"{rule}, seed 1", f"{rule}, seed 2"] for rule in ("fat", "fat-paced", "fat-patient")}
 _SEEDS = {f"{rule}, seed {seed}": replace(RECIPES[rule], seed=seed) for rule in TAU for seed in (1, 2)}
 # A search by rho has no noise in its steps, so PGD-K-tau has none here either.
-_CURVE = {f"tau {tau}": with_attack(r.FAT, noise=0.0, tau=constant(tau)) for tau in range(4)}
+_CURVE = {f"tau {tau}": with_attack(r.FAT, noise=0.0, tau=constant(tau)) for tau in range(6)}
 _LOSSES = {f"fat-by-loss, rho {rho:g}": with_attack(r.FAT_BY_LOSS, rho=constant(rho)) for rho in (0.1, 1.0)}
 SEARCH = [*_CURVE, "fat-by-loss, rho 0.1", "fat-by-loss", "fat-by-loss, rho 1", "fat-by-probability"]
 
@@ -114,7 +115,7 @@ class Say:
 
 def work(given: argparse.Namespace, stop: Callable[[], bool]) -> bool:
     """Whether all it took in hand came to its end."""
-    data, known, well = load("cifar10"), read(RESULTS), True
+    data, known, well = load("cifar10"), {} if given.again else read(RESULTS), True
     for name in given.names or ALL:
         if name in known:
             continue
@@ -203,6 +204,7 @@ def main() -> None:
     parser.add_argument("runs", type=Path)
     parser.add_argument("out", type=Path, nargs="?")
     parser.add_argument("--names", nargs="*", choices=[*ALL], default=[])
+    parser.add_argument("--again", action="store_true", help="also what is in RESULTS")
     parser.add_argument("--minutes", type=float, default=9.0)
     parser.add_argument("--device", default="cuda")
     given = parser.parse_args()

@@ -7,7 +7,8 @@ PYTHONPATH=src:site SPARRING_DATA=DATA python3 benchmarks/gpu_precision.py RUNS 
 
 A run that is not through when the minutes are over is saved, and goes on when called again; the last line measures
 weights that were brought home. Test set, n = 10,000, protocol dat, gradients in bf16 and verdicts in fp32 for both ways
-(fp32 gradients give the same accuracies to 0.06 points: results/evaluation/speed-h200.json).
+(fp32 gradients give the same accuracies to 0.06 points: results/evaluation/speed-h200.json; seed 0 of the engine was
+measured with them).
 """
 
 from __future__ import annotations

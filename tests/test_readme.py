@@ -24,10 +24,11 @@ import torch
 
 from sparring import data, models, recipes, runs
 from sparring.cli import COMMANDS, arguments, main
-from sparring.config import Config
+from sparring.config import Config, to_json
 from sparring.data.sources import SOURCES
 from sparring.evaluation.protocols import find
 from sparring.recipes import paper
+from sparring.recipes.paper.lite import one_cycle
 from sparring.reproduce.headline import headline
 from sparring.reproduce.plan import chosen
 from tests.cli.conftest import QUICK, write_images
@@ -334,6 +335,21 @@ def test_the_table_of_methods_is_what_was_measured():
         if recipe := recipes.RECIPES.get(f"{name}-cifar10-resnet18"):
             expected = f"{100 * accuracies[0]:.1f} natural / {100 * accuracies[1]:.1f} PGD-20"
             assert expected in recipe.expect or "15 epochs" not in recipe.expect, name
+
+
+METHODS = ("standard", "madry", "fat", "trades", "fat-trades", "mart", "fat-mart", "cat", "dat", "ates", "fat-by-loss")
+METHODS += ("fat-by-probability", "fat-paced", "fat-patient", "fat-ema", "fat-awp")  # no-projection is no recipe
+SAID = {"cat": {"attack": {"patience": 1}}, "fat-patient": {"attack": {"patience": 2}}, "fat-ema": {"ema": 0.99}}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_what_was_measured_is_the_recipe_of_that_name(name):
+    """Under the one schedule, with the changes that README tells."""
+    measured = json.loads((ROOT / "results/methods/h200.json").read_text())["runs"][name]["config"]
+    declared = to_json(one_cycle(recipes.find(f"{name}-cifar10-resnet18").config, 15))
+    said = SAID.get(name, {})
+    declared["attack"] |= said.get("attack", {})
+    assert measured == declared | {key: value for key, value in said.items() if key != "attack"}
 
 
 def test_the_first_screen_has_the_headline_of_the_results():

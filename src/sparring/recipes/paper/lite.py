@@ -2,8 +2,8 @@
 
 Twice the paper's batch: on a GPU an epoch of batch 256 takes four fifths of the time (docs/performance.md), because
 small active sets are paid for half as often. Where the paper trains at 0.1, the learning rate makes one cycle: thirty
-epochs of its steps are over before Madry has left the start (docs/LOG.md, sixth session). Where it trains at 0.01,
-because larger radii ask for it, its own steps are kept.
+epochs of its steps, doubled with the batch, are over before Madry has got far (docs/LOG.md, sixth session). Where it
+trains at 0.01, because larger radii ask for it, its own steps are kept.
 """
 
 from __future__ import annotations
