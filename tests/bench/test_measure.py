@@ -12,7 +12,7 @@ from sparring.bench.timing import timed
 from sparring.data import load
 
 CPU = torch.device("cpu")
-FEW = Options(taus=(0, 2), images=200, plain_batches=2, together=(1, 2), repeats=2)
+FEW = Options(taus=(0, 2), images=200, plain_batches=2, together=(1, 2), repeats=2, rounds=2)
 
 
 def test_a_median_with_its_spread():
@@ -31,8 +31,13 @@ def test_every_part_on_a_cpu():
     assert madry["backprops"] == bench.config.attack.steps  # nobody stops
     assert [row["name"] for row in friendly] == ["FAT, tau 0", "FAT, tau 2"]
     assert friendly[0]["backprops"] < friendly[1]["backprops"] < madry["backprops"]
-    assert friendly[0]["of_madry"] == friendly[0]["seconds"] / madry["seconds"]
-    assert [row["runs"] for row in bench.found["together"]] == [1, 2]
+    for row in (madry, *friendly):
+        time = row["time"]
+        assert time["n"] == 2 and time["low"] <= row["seconds"] == time["median"] <= time["high"]
+        assert row["of_madry_low"] <= row["of_madry"] <= row["of_madry_high"]
+    assert madry["of_madry_low"] == madry["of_madry_high"] == 1.0
+    assert [(row["runs"], row["n"]) for row in bench.found["together"]] == [(1, 2), (2, 2)]
+    assert bench.start["process_s"] > bench.start["first_step_s"]
     json.dumps(bench.found)
 
 
@@ -58,8 +63,35 @@ def test_the_engines_epoch_is_the_sum_of_what_it_launched(monkeypatch):
     )
 
 
+def test_every_way_does_the_same_work():
+    """Alone, on a model that has been warmed up: from the same weights and statistics as many back-propagations."""
+    bench = Bench(recipes.find("fat-digits").config, load("digits"), CPU, replace(FEW, images=600, before=2))
+    before = {name: tensor.clone() for name, tensor in bench.state.model.state_dict().items()}
+    said = dict(bench.parts(["plain"]))["plain"]
+    assert said[0][1] == "the engine is off here: it is the plain path"
+    for row, (what, told) in zip(bench.found["plain"], said[1:], strict=True):
+        steps = [row[way]["backprops"] for way in ("engine", "plain", "literal")]
+        assert steps == pytest.approx([steps[0]] * 3, rel=0.05) and f"{steps[0]:.2f} BPs" in what
+        assert told.count("n=2") == 3  # a spread each
+    assert bench.found["plain"][1]["engine"]["backprops"] > 0.5  # tau 0: not fooled at once
+    after = bench.state.model.state_dict()
+    assert any(not torch.equal(before[name], after[name]) for name in before)  # it was warmed up
+    kept = {name: tensor.clone() for name, tensor in after.items()}
+    bench.plain()
+    assert all(torch.equal(kept[name], tensor) for name, tensor in bench.state.model.state_dict().items())
+
+
+def test_every_batch_is_met_before_the_clock_runs(monkeypatch):
+    bench = Bench(recipes.find("fat-digits").config, load("digits"), CPU, replace(FEW, before=0, plain_batches=3))
+    met, real, clock = [], bench._batch, []
+    monkeypatch.setattr(bench, "_batch", lambda index: met.append(index) or real(index))
+    monkeypatch.setattr("sparring.bench.timing.wait", lambda device: clock.append(len(met)))
+    bench._batches("plain", bench.engine, bench.state.model, 0)
+    assert met == [0, 1, 2, 0, 1, 2] and clock[0] == 3
+
+
 def test_the_command(tmp_path, capsys):
-    few = ["--images", "128", "--repeats", "2", "--device", "cpu", "--taus", "0"]
+    few = ["--images", "128", "--repeats", "2", "--rounds", "2", "--device", "cpu", "--taus", "0"]
     assert cli.main(["bench", "fat-digits", "--only", "steps", "epochs", "--json", str(tmp_path / "b.json"), *few]) == 0
     said = capsys.readouterr().out
     assert "Madry, 10.00 BPs" in said and "FAT, tau 0" in said and "update" in said
@@ -80,6 +112,8 @@ def test_the_command(tmp_path, capsys):
         (["--batch-size", "0"], "batch_size must be at least 1"),
         (["--taus", "-1"], "--taus needs numbers of at least 0"),
         (["--together", "0"], "--together needs numbers of at least 1"),
+        (["--together"], "--together needs numbers of at least 1, got none"),
+        (["--rounds", "0"], "--rounds must be at least 1"),
     ],
 )
 def test_what_cannot_be_is_refused(words, why, capsys):

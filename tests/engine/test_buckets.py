@@ -15,3 +15,7 @@ def test_the_smallest_bucket_that_fits(batch, every, data):
     size = fitting(sizes, count)
     assert size >= count
     assert size - count < every or size == sizes[0]
+
+
+def test_small_sets_have_buckets_of_their_own():
+    assert bucket_sizes(128) == (8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128)

@@ -56,6 +56,44 @@ def test_what_is_not_finite_changes_no_weight():
         assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 
+@pytest.mark.parametrize("kind", ["plain", "fast"])
+def test_processes_that_exchange_take_the_step_of_their_images_together(kind):
+    """The mean of the gradients of two halves is the gradient of the whole; what is not finite for one stops both."""
+    x, y = torch.rand(16, 1, 6, 6), torch.arange(16) % 4
+    other: list[torch.Tensor] = []
+
+    def update(batch, exchange=lambda tensors: None):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Flatten(), nn.Linear(36, 4))
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9)
+
+        def loss(m, x, x_adv, y):
+            return nn.functional.cross_entropy(m(x_adv), y)
+
+        given = {"shape": (1, 6, 6), "device": torch.device("cpu"), "half": False, "compiled": False}
+        if kind == "plain":
+            return model, PlainUpdate(model, optimizer, loss, exchange=exchange)
+        return model, FastUpdate(model, optimizer, loss, batch=batch, after=lambda: None, exchange=exchange, **given)
+
+    def meet(tensors):
+        for mine, theirs in zip(tensors, other, strict=True):
+            mine.add_(theirs).div_(2)
+
+    whole, step = update(16)
+    step(x, x, y, 0.1)
+    _, step = update(8, lambda tensors: other.extend(tensor.clone() for tensor in tensors))
+    step(x[8:], x[8:], y[8:], 0.1)
+    del other[: len(other) - 3]  # a capture's warm-up exchanges too
+    half, step = update(8, meet)
+    step(x[:8], x[:8], y[:8], 0.1)
+    for one, both in zip(half.parameters(), whole.parameters(), strict=True):
+        torch.testing.assert_close(one, both)
+    before = [parameter.detach().clone() for parameter in half.parameters()]
+    other[0].fill_(float("nan"))
+    step(x[:8], x[:8], y[:8], 0.1)
+    assert step.failed() and all(torch.equal(a, b) for a, b in zip(before, half.parameters(), strict=True))
+
+
 def test_what_comes_after_an_update_is_done():
     model = nn.Sequential(nn.Flatten(), nn.Linear(36, 4)).double()
     done = []

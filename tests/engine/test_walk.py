@@ -55,6 +55,49 @@ def test_random_stop_patterns_partial_batches_and_buckets(seed, capacity, share,
         count = capacity
 
 
+@pytest.mark.parametrize("tau", [0, 8])
+def test_every_step_is_counted(tau):
+    """What the host has launched and what the device has done: a report is told from an older one by it."""
+    model = network()
+    x, y = images(model, 12)
+    walk = FastWalk(model, 12, (1, 6, 6), 4, device=CPU, dtype=torch.float64)
+    for _ in range(2):
+        both(model, walk, x, y, tau=tau)
+        (bench,) = walk.made.values()
+        assert bench.taken == int(bench.active.serial)
+
+
+def test_an_old_report_is_not_taken_for_the_new_one(monkeypatch):
+    """A GPU reports when it gets there: what is read before is the step before."""
+    model = network()
+    x, y = images(model, 24)
+    walk = FastWalk(model, 24, (1, 6, 6), 4, device=CPU, dtype=torch.float64, every=4)
+    both(model, walk, x, y)
+    (bench,) = walk.made.values()
+    now, late = bench.active.read, []
+
+    def read():
+        if not late:
+            serial, _ = now()
+            late.append(serial)
+            return serial - 1, 0  # as if nobody went on
+        late.clear()
+        return now()
+
+    monkeypatch.setattr(bench.active, "read", read)
+    assert both(model, walk, x, y).backprops.max() > 1
+
+
+def test_no_step_is_launched_for_nobody():
+    model = network()
+    x, _ = images(model, 12)
+    with torch.no_grad():
+        wrong = (model(x).argmax(dim=1) + 1) % 4  # all are fooled at the start
+    walk = FastWalk(model, 12, (1, 6, 6), 4, device=CPU, dtype=torch.float64)
+    assert both(model, walk, x, wrong, start=None).backprops.sum() == 0
+    assert sum(walk.launched.values()) == 1
+
+
 def test_schedules_need_no_new_buffers():
     model = network()
     x, y = images(model, 12)

@@ -1,7 +1,7 @@
 """How fast several runs are side by side: n processes on one device, each a run with a seed of its own.
 
 `python -m sparring.bench.company FOLDER SEED` is one of them. It gets ready, waits for the others, and trains; speed
-counts from there on.
+counts from there on, epoch by epoch.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -21,18 +22,20 @@ from sparring.engine import on
 from sparring.together import run_together
 
 _TASK = "task.json"
-_EPOCHS = 2
 
 
-def images_per_second(config: Config, count: int, *, device: torch.device, images: int, tau: int) -> float:
-    """Of all runs together, while they train."""
+def images_per_second(
+    config: Config, count: int, *, device: torch.device, images: int, tau: int, rounds: int
+) -> list[float]:
+    """Of all runs together, while they train: once for each of so many epochs."""
     with tempfile.TemporaryDirectory() as folder:
-        task = {"config": to_json(config), "count": count, "device": str(device), "images": images, "tau": tau}
+        task: dict[str, Any] = {"config": to_json(config), "count": count, "device": str(device), "images": images}
+        task |= {"tau": tau, "rounds": rounds}
         (Path(folder) / _TASK).write_text(json.dumps(task))
         words = [sys.executable, "-m", "sparring.bench.company", folder]
         run_together([[*words, str(seed)] for seed in range(count)], device=device)
         found = [json.loads((Path(folder) / f"done-{seed}").read_text()) for seed in range(count)]
-    return float(sum(each["images"] / each["seconds"] for each in found))
+    return [float(sum(speeds)) for speeds in zip(*found, strict=True)]
 
 
 def _one(folder: Path, seed: int) -> None:
@@ -47,10 +50,11 @@ def _one(folder: Path, seed: int) -> None:
         (folder / f"ready-{seed}").touch()
         while len(list(folder.glob("ready-*"))) < task["count"]:
             time.sleep(0.01)
-        began = time.perf_counter()
-        trained = sum(bench.epoch(config, 2 + epoch, task["tau"])["images"] for epoch in range(_EPOCHS))
-        found = {"images": trained, "seconds": time.perf_counter() - began}
-    (folder / f"done-{seed}").write_text(json.dumps(found))
+        rows = [bench.epoch(config, 2 + epoch, task["tau"]) for epoch in range(task["rounds"])]
+        found = [row["images"] / row["seconds"] for row in rows]
+        (folder / f"done-{seed}").write_text(json.dumps(found))
+        while len(list(folder.glob("done-*"))) < task["count"]:  # the slower ones are to have company to their end
+            bench.epoch(config, 2 + task["rounds"], task["tau"])
 
 
 if __name__ == "__main__":

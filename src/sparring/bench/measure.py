@@ -9,9 +9,13 @@ with adversarial weight perturbation).
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import os
+import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -49,19 +53,24 @@ class Options:
     """Runs side by side."""
     repeats: int = 20
     """Measurements of a step or an update."""
+    rounds: int = 3
+    """Measurements of an epoch at each tau, and of runs side by side."""
 
     def __post_init__(self) -> None:
-        for name, least in (("before", 0), ("images", 0), ("plain_batches", 1), ("repeats", 1)):
+        for name, least in (("before", 0), ("images", 0), ("plain_batches", 1), ("repeats", 1), ("rounds", 1)):
             if getattr(self, name) < least:
                 flag = name.replace("_", "-")
                 raise UserError(f"--{flag} must be at least {least}, got {getattr(self, name)}.")
         if not self.taus or min(self.taus) < 0:
             raise UserError(f"--taus needs numbers of at least 0, got {' '.join(map(str, self.taus)) or 'none'}.")
-        if min(self.together, default=1) < 1:
-            raise UserError(f"--together needs numbers of at least 1, got {min(self.together)}.")
+        if not self.together or min(self.together) < 1:
+            raise UserError(
+                f"--together needs numbers of at least 1, got {' '.join(map(str, self.together)) or 'none'}."
+            )
 
 
 Rows = list[tuple[str, str]]
+_IMPORTED = time.time()
 
 
 @dataclass
@@ -85,17 +94,19 @@ class Bench:
             "options": dataclasses.asdict(self.options),
             **runs.environment(self.device),
         }
-        began = time.perf_counter()
+        self.began = time.perf_counter()
         self.engine: Engine = train.engine_for(self.config, self.state, self.data, self.device, "auto")
         x, y = self._batch(0)
         with tuned(self.engine):
             self._attack(self.engine, x, y, tau=0, step=0)
             wait(self.device)
-            attack = time.perf_counter() - began
+            attack = time.perf_counter() - self.began
             self.engine.update(x, x, y, 0.0, self.awp)
         wait(self.device)
-        self.start = {"attack_s": attack, "first_step_s": time.perf_counter() - began}
+        first = time.perf_counter() - self.began
+        self.start = {"attack_s": attack, "first_step_s": first, "process_s": time.time() - _process_began()}
         self.found["start_up"] = self.start
+        self.warm = 0  # epochs trained so far
         self.step_times: dict[int, Timed] = {}
         shape = (1, self.data.channels, *self.data.size)
         self.flops = forward_flops(self.state.model, shape)
@@ -120,8 +131,9 @@ class Bench:
         }
 
     def start_up(self) -> Rows:
-        """How long it took until a step could be taken, in this process."""
-        return [("this", self.engine.line), ("first step after", f"{self.start['first_step_s']:.1f} s")]
+        """How long it took until a step was done: since the model was there, and since the process began."""
+        seconds = f"{self.start['first_step_s']:.1f} s, {self.start['process_s']:.1f} s after the process began"
+        return [("this", self.engine.line), ("first step after", seconds)]
 
     def memory(self) -> Rows:
         """The most memory that was in use."""
@@ -182,53 +194,65 @@ class Bench:
         """Real epochs of training, at worst-case and at each tau: time against back-propagations and its own steps."""
         if "steps" not in self.found:
             self.steps()
-        config = replace(self.config, lr=constant(0.05), epochs=self.options.before + 1 + len(self.options.taus))
-        settings = [(0, "warm-up")] * self.options.before
-        settings += [(self.config.attack.steps, "Madry"), *((tau, f"FAT, tau {tau}") for tau in self.options.taus)]
-        kept, rows = [], []
-        worst = None
-        for epoch, (tau, name) in enumerate(settings, start=1):
-            row = self.epoch(config, epoch, tau)
-            if name == "warm-up":
-                continue
-            worst = worst or row["seconds"]
-            row |= {"name": name, "of_madry": row["seconds"] / worst}
-            kept.append(row)
+        self._warm_up()
+        settings = {"Madry": self.config.attack.steps} | {f"FAT, tau {tau}": tau for tau in self.options.taus}
+        every: dict[str, list[dict[str, Any]]] = {name: [] for name in settings}
+        for _ in range(self.options.rounds):
+            for name, tau in settings.items():
+                row = self._next_epoch(tau)
+                every[name].append(row)
+                row["of_madry"] = row["seconds"] / every["Madry"][-1]["seconds"]  # of the same round
+        self.found["epochs"] = kept = [_together(name, each) for name, each in every.items()]
+        rows = []
+        for row in kept:
             more = f"  {row['over_its_steps']:.3f} of its own steps" if "over_its_steps" in row else ""
+            spread = f"{row['of_madry']:.3f} ({row['of_madry_low']:.3f}-{row['of_madry_high']:.3f}) of Madry"
             rows.append(
                 (
-                    f"{name}, {row['backprops']:.2f} BPs",
-                    f"{row['seconds']:.2f} s  {row['of_madry']:.3f} of Madry{more}  {row['tflops']:.3g} TFLOP/s",
+                    f"{row['name']}, {row['backprops']:.2f} BPs",
+                    f"{Timed(**row['time']).s}  {spread}{more}  {row['tflops']:.3g} TFLOP/s",
                 )
             )
-        self.found["epochs"] = kept
         return rows
 
     def plain(self) -> Rows:
-        """The same batches by the plain eager path and the literal loop, in fp32 as torch has it, beside the engine."""
+        """The same batches by the plain eager path and the literal loop, in fp32 as torch has it, beside the engine.
+
+        Each way begins with the same weights and statistics, and goes through all batches once before the clock runs:
+        cuDNN tunes for every batch size that it meets.
+        """
+        self._warm_up()
+        kept_state = {name: tensor.clone() for name, tensor in self.state.model.state_dict().items()}
         state = train.begin(self.config, self.facts, self.device)
-        state.model.load_state_dict(self.state.model.state_dict())
         plain = train.engine_for(self.config, state, self.data, self.device, "plain")
-        kept, rows = [], []
+        kept: list[dict[str, Any]] = []
+        rows: Rows = []
+        if not isinstance(self.engine.walk, FastWalk):
+            rows.append(("", "the engine is off here: it is the plain path"))
         for tau in (self.config.attack.steps, *self.options.taus[:2]):
-            ways: dict[str, tuple[Any, Any]] = {
+            ways: dict[str, tuple[Engine, torch.nn.Module]] = {
                 "engine": (self.engine, self.state.model),
                 "plain": (plain, state.model),
-                "literal": (None, state.model),
+                "literal": (plain, state.model),
             }
-            row: dict[str, Any] = {"tau": tau}
+            times: dict[str, Timed] = {}
+            backprops: dict[str, float] = {}
             for way, (engine, model) in ways.items():
-                row[way] = dataclasses.asdict(self._batches(way, engine or plain, model, tau))
-            row["plain_over_engine"] = row["plain"]["median"] / row["engine"]["median"]
-            row["literal_over_engine"] = row["literal"]["median"] / row["engine"]["median"]
-            kept.append(row)
+                model.load_state_dict(kept_state)
+                engine.refresh()
+                times[way], backprops[way] = self._batches(way, engine, model, tau)
+            over = {way: times[way].median / times["engine"].median for way in ("plain", "literal")}
+            each = {way: dataclasses.asdict(time) | {"backprops": backprops[way]} for way, time in times.items()}
+            kept.append({"tau": tau, **each, **{f"{way}_over_engine": ratio for way, ratio in over.items()}})
+            told = "  ".join(f"{way} {times[way].ms}" for way in ways)
             rows.append(
                 (
-                    f"a batch at tau {tau}",
-                    "  ".join(f"{way} {1e3 * row[way]['median']:.1f} ms" for way in ways)
-                    + f"  engine is {row['plain_over_engine']:.1f}x plain, {row['literal_over_engine']:.1f}x the loop",
+                    f"a batch at tau {tau}, {backprops['engine']:.2f} BPs",
+                    f"{told}  engine is {over['plain']:.1f}x plain, {over['literal']:.1f}x the loop",
                 )
             )
+        self.state.model.load_state_dict(kept_state)
+        self.engine.refresh()
         self.found["plain"] = kept
         return rows
 
@@ -238,33 +262,60 @@ class Bench:
         first = 0.0
         config = replace(self.config, lr=constant(0.05))
         for count in self.options.together:
-            speed = images_per_second(
-                config, count, device=self.device, images=self.options.images, tau=self.options.taus[0]
+            each = images_per_second(
+                config,
+                count,
+                device=self.device,
+                images=self.options.images,
+                tau=self.options.taus[0],
+                rounds=self.options.rounds,
             )
+            speed = statistics.median(each)
             first = first or speed
-            kept.append({"runs": count, "images_per_second": speed, "over_one": speed / first})
-            rows.append((f"{count} at once", f"{speed:,.0f} images/s  {speed / first:.2f}x"))
+            kept.append(
+                {"runs": count, "images_per_second": speed, "low": min(each), "high": max(each), "n": len(each)}
+                | {"over_one": speed / first}
+            )
+            spread = f"({min(each):,.0f}-{max(each):,.0f}, n={len(each)})"
+            rows.append((f"{count} at once", f"{speed:,.0f} images/s {spread}  {speed / first:.2f}x"))
         self.found["together"] = kept
         return rows
 
-    def _batches(self, way: str, engine: Engine, model: torch.nn.Module, tau: int) -> Timed:
-        batch = iter(range(10**9))
+    def _batches(self, way: str, engine: Engine, model: torch.nn.Module, tau: int) -> tuple[Timed, float]:
+        """A batch with its update: how long it takes, and its mean back-propagations."""
+        count = self.options.plain_batches
+        taken = torch.zeros((), device=self.device, dtype=torch.float64)
+        batch = itertools.cycle(range(count))
 
         def one() -> None:
-            index = next(batch) % self.options.plain_batches
+            index = next(batch)
             x, y = self._batch(index)
             draws = generator(self.device, self.config.seed, index)
             if way == "literal":
                 s = self.config.attack.at(1, 1)
                 numbers = {"eps": s.eps, "step_size": s.step_size, "steps": s.steps, "noise": s.noise}
-                x_adv, labels, origins, _ = literal_pgd(model, x, y, tau=tau, generator=draws, **numbers)  # type: ignore[arg-type]
+                x_adv, labels, origins, steps = literal_pgd(model, x, y, tau=tau, generator=draws, **numbers)  # type: ignore[arg-type]
                 engine.update(origins, x_adv, labels, 0.0, self.awp)
+                taken.add_(steps / len(x))
             else:
                 found = self._attack(engine, x, y, tau=tau, step=index, model=model)
                 engine.update(x, found.x_adv, y, 0.0, self.awp)
+                taken.add_(found.backprops.double().mean())
 
         with tuned(engine):
-            return timed(one, self.device, repeats=self.options.plain_batches, warm_up=2)
+            time = timed(one, self.device, repeats=count, warm_up=count)
+        return time, taken.item() / (2 * count)
+
+    def _warm_up(self) -> None:
+        """So many epochs at tau 0, once: a model that has just begun is fooled at once."""
+        while self.warm < self.options.before:
+            self._next_epoch(0)
+
+    def _next_epoch(self, tau: int) -> dict[str, Any]:
+        self.warm += 1
+        # The schedules stand still: every epoch is an epoch of as long a run.
+        config = replace(self.config, lr=constant(0.05), epochs=self.warm)
+        return self.epoch(config, self.warm, tau)
 
     def epoch(self, config: Config, epoch: int, tau: int) -> dict[str, Any]:
         """One epoch of the real training loop; against its own steps, where they have been timed."""
@@ -309,3 +360,31 @@ class Bench:
         begin = index * size % max(1, len(self.training) - size + 1)
         part = slice(begin, begin + size)
         return next(iter(batches(Split(self.training.x[part], self.training.y[part]), size)))
+
+
+def _together(name: str, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The epochs of one tau: of each quantity the median, of the times and the ratio the spread too."""
+    middle = {
+        key: statistics.median(row[key] for row in rows) for key, value in rows[0].items() if isinstance(value, float)
+    }
+    of_madry = [row["of_madry"] for row in rows]
+    launched = {"launched": rows[0]["launched"]} if "launched" in rows[0] else {}
+    return {
+        "name": name,
+        **middle,
+        "images": rows[0]["images"],
+        "time": dataclasses.asdict(Timed.of([row["seconds"] for row in rows])),
+        "of_madry_low": min(of_madry),
+        "of_madry_high": max(of_madry),
+        **launched,
+    }
+
+
+def _process_began() -> float:
+    """Seconds since the epoch, from Linux's count of ticks since boot; elsewhere when this module was imported."""
+    try:
+        ticks = float(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        boot = next(line for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime"))
+        return float(boot.split()[1]) + ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError, StopIteration):
+        return _IMPORTED

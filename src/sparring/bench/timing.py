@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +18,16 @@ class Timed:
     low: float
     high: float
     n: int
+
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> Timed:
+        """What these measurements say."""
+        return cls(statistics.median(seconds), min(seconds), max(seconds), len(seconds))
+
+    @property
+    def s(self) -> str:
+        """For a table: median (low-high) in seconds."""
+        return f"{self.median:.2f} s ({self.low:.2f}-{self.high:.2f}, n={self.n})"
 
     @property
     def ms(self) -> str:
@@ -45,4 +55,4 @@ def timed(
             work()
         wait(device)
         seconds.append((time.perf_counter() - began) / inner)
-    return Timed(statistics.median(seconds), min(seconds), max(seconds), repeats)
+    return Timed.of(seconds)

@@ -18,7 +18,7 @@ from sparring.engine.average import Average
 from sparring.engine.fold import Folded, agrees, fold
 from sparring.engine.graphs import on
 from sparring.engine.replay import Replayed
-from sparring.engine.update import FastUpdate, LossOf, PlainUpdate, Update
+from sparring.engine.update import Exchange, FastUpdate, LossOf, PlainUpdate, Update, alone
 from sparring.engine.walk import FastWalk
 
 Kind = Literal["auto", "plain", "fast"]
@@ -37,6 +37,7 @@ class Engine:
     check_every: int  # steps between two looks at whether an update failed; looking makes a GPU wait
     average: Average | None = None  # of the weights, where asked for
     average_folded: Folded | None = None  # to take its gradients from
+    refresh: Callable[[], None] = lambda: None  # after the model was changed by anything but `update`
 
     def judged(self, model: nn.Module) -> tuple[nn.Module, Network]:
         """The model that counts, which is the average where one is kept; and what to take its gradients from."""
@@ -61,10 +62,13 @@ def prepare(
     half: bool,
     kind: Kind = "auto",
     ema: float = 0.0,
+    exchange: Exchange = alone,
 ) -> Engine:
     """The engine for a run.
 
     Args:
+        exchange: takes the loss and the gradients of an update and makes them the mean over all processes, in place;
+            in a captured graph, where there is one. The attack needs nothing of the kind: each has its own images.
         half: compute in bf16 (weights stay fp32). Only the fast engine can.
         kind: "auto" takes the fast engine where CUDA is.
         ema: decay of an average of the weights, moved on after every update. 0 for none.
@@ -76,7 +80,7 @@ def prepare(
     average = Average(model, ema) if ema else None
     if not fast:
         why = "as asked" if kind == "plain" else "captured graphs and bf16 need CUDA"
-        plain = PlainUpdate(model, optimizer, loss, average.move if average else _nothing)
+        plain = PlainUpdate(model, optimizer, loss, average.move if average else _nothing, exchange)
         return Engine(friendly_pgd, plain, model, f"engine: plain, fp32 ({why})", 1, average)
     dtype = next(model.parameters()).dtype
     how_to_fold: dict[str, Any] = {"dtype": torch.bfloat16 if half else dtype, "fused": half and cuda}
@@ -116,13 +120,15 @@ def prepare(
         compiled=cuda,
         after=after,
         also=list(average.state().values()) if average else (),
+        exchange=exchange,
     )
     every = max(16, batch // 16)  # a bucket costs about a second of start-up
     walk = FastWalk(walked, batch, shape, classes, device=device, dtype=dtype, every=every)
     captured = "captured graphs" if cuda else "uncaptured: no CUDA"
     line = f"engine: fast, {'bf16' if half else 'fp32'}, {captured}, {how}"
     average_folded = fold(average.model, **how_to_fold) if average else None
-    return Engine(walk, update, network, line, 100 if cuda else 1, average, average_folded)
+    refresh = _nothing if folded is None else folded.refresh
+    return Engine(walk, update, network, line, 100 if cuda else 1, average, average_folded, refresh)
 
 
 @contextmanager

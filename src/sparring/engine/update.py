@@ -4,7 +4,8 @@ Both do the same: loss in train mode, gradient, and, if both are finite, SGD wit
 weights that were first moved against the model (adversarial weight perturbation). The captured one keeps the learning
 rate in memory, so that a schedule recaptures nothing, and checks on the device: a step that is not finite changes no
 weight, and `failed` says so when the host next asks. It runs a working copy of the model (working.py) and moves all
-weights at once (sgd.py).
+weights at once (sgd.py). Between gradient and check both can be exchanged with other processes: a mean that is not
+finite for one is so for all, and all skip the step.
 """
 
 from __future__ import annotations
@@ -22,6 +23,11 @@ from sparring.engine.sgd import Sgd, finite
 from sparring.engine.working import WorkingCopy
 
 LossOf = Callable[[nn.Module, Tensor, Tensor, Tensor], Tensor]  # (model, x, x_adv, y) -> scalar
+Exchange = Callable[[list[Tensor]], None]  # makes each tensor the mean over all processes, in place
+
+
+def alone(tensors: list[Tensor]) -> None:
+    """One process has nobody to exchange with."""
 
 
 class Update(Protocol):
@@ -43,8 +49,9 @@ class PlainUpdate:
         optimizer: torch.optim.SGD,
         loss: LossOf,
         after: Callable[[], None] = lambda: None,
+        exchange: Exchange = alone,
     ) -> None:
-        self.model, self.optimizer, self.loss, self.after = model, optimizer, loss, after
+        self.model, self.optimizer, self.loss, self.after, self.exchange = model, optimizer, loss, after, exchange
         self.parameters: list[Tensor] = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.bad = False
 
@@ -59,6 +66,7 @@ class PlainUpdate:
             self.parameters,
             x.new_tensor(awp) if awp else None,
         )
+        self.exchange([loss, *gradients])
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
             parameter.grad = gradient
         self.bad = not bool(finite(loss, gradients))
@@ -89,9 +97,11 @@ class FastUpdate:
         after: Callable[[], None],
         also: Sequence[Tensor] = (),
         kernels: ModuleType | None = None,
+        exchange: Exchange = alone,
     ) -> None:
         """`also`: what else `after` moves step by step, to be put back after a capture's warm-up."""
         self.model, self.loss, self.half, self.after, self.also = model, loss, half, after, also
+        self.exchange = exchange
         if compiled:  # torch gives up compiling a forward after eight runs in one process
             torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
         self.parameters: list[Tensor] = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -151,6 +161,7 @@ class FastUpdate:
             self.awp if awp else None,
         )
         with torch.no_grad():
+            self.exchange([loss, *gradients])
             self.sgd(loss, gradients)
             self.working.count()
             self.value.copy_(loss)
