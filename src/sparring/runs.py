@@ -140,7 +140,7 @@ def open_run(folder: Path) -> Run:
         raise
     except (ValueError, KeyError, TypeError, AttributeError, OSError):
         raise UserError(
-            f"{path} is damaged: it is not the JSON that a run writes. Begin anew with --overwrite."
+            f"{path} is damaged: it is not the JSON that a run writes. Begin anew: sparring train ... --overwrite."
         ) from None
     return Run(folder, found, str(written.get("recipe", "")))
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import sparring as library
+from sparring import runs
 from sparring.cli import evaluate as command
 
 from .conftest import QUICK, start, write_images
@@ -37,6 +38,17 @@ def test_another_radius_than_the_runs_is_worth_a_line(sparring, run):
     told = "note: trained for eps 0.3, measured at 0.03137. There: --eps 0.3."
     assert told in " ".join(sparring("evaluate", run, *FAST).out.split())
     assert "note: trained" not in sparring("evaluate", run, *FAST, "--eps", "0.3").out
+
+
+def test_a_run_that_is_not_at_its_end_is_worth_a_line(sparring, run):
+    assert "note: " not in sparring("evaluate", run, *FAST, "--eps", "0.3").out
+    written = json.loads((run / runs.CONFIG).read_text())
+    written["config"]["epochs"] = 9
+    (run / runs.CONFIG).write_text(json.dumps(written))
+    said = " ".join(sparring("evaluate", run, *FAST, "--eps", "0.3").out.split())
+    assert f"note: {run} has trained 2 of 9 epochs. To its end: sparring train --out {run} --resume" in said
+    (run / runs.CONFIG).write_text("{")  # the weights know what they are
+    assert sparring("evaluate", run, *FAST).code == 0
 
 
 def test_other_data_or_normalisation_is_another_file(sparring, run):

@@ -98,8 +98,20 @@ def test_wrong_words(sparring, tmp_path):
     sparring("report").mends("nothing to report in results", "sparring reproduce fig-motivation")
     (tmp_path / "odd").mkdir()
     sparring("report", "odd").mends("neither a run nor results")
+    (tmp_path / "results" / "table-tiny" / "limit20").mkdir(parents=True)
+    sparring("report", "results/table-tiny").mends("tries on fewer images only (limit20)", "reproduce table-tiny.")
     sparring("report", "results", "--walks", -1).mends("--walks")
     sparring("report", "results", "--out", tmp_path).mends("is a folder", "report.html")
+
+
+def test_a_damaged_result_is_left_out_and_told(sparring):
+    kept = Path(__file__).parents[2] / "results" / "fig-motivation" / "plane-lite-seed0.json"
+    Path("results/fig-motivation").mkdir(parents=True)
+    shutil.copy(kept, "results/fig-motivation")
+    Path("results/fig-motivation/plane-lite-seed1.json").write_text("{")
+    said = sparring("report")
+    assert said.code == 0 and "left out: results/fig-motivation/plane-lite-seed1.json is damaged" in said.out
+    assert "plane-lite-seed1.json is damaged" in Path("report.html").read_text()
 
 
 def test_a_run_without_an_epoch(sparring):

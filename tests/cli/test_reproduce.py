@@ -104,7 +104,7 @@ def test_time_is_up_and_the_same_command_continues(sparring, monkeypatch):
     begun = json.loads(Path("results/table-tiny/limit16/fat-lite-seed0.json").read_text())
     assert begun["state"] == "interrupted" and "epochs" in said.out
     said = sparring(*words)
-    assert said.code == 0 and "Time is up" not in said.out
+    assert said.code == 0 and "Time is up" not in said.out and "training table-tiny" in said.out  # no epoch was done
     assert json.loads(Path("results/table-tiny/limit16/fat-lite-seed0.json").read_text())["state"] == "measured"
     (folder,) = Path("runs/paper").iterdir()
     assert len(runs.read_environment(folder)) == 2
@@ -160,7 +160,9 @@ def test_processes_side_by_side_do_what_one_does(sparring, company, measured):
     said = sparring("reproduce", "table-tiny", "--at-once", 3)
     assert said.code == 0, said
     assert len(company) == 2  # there are two rows to share
-    assert said.out.count("table.md") == 1 and "fat epoch   2" in said.out and "madry epoch   2" in said.out
+    assert (
+        said.out.count("table.md") == 1 and "fat seed 0 epoch   2" in said.out and "madry seed 0 epoch   2" in said.out
+    )
     for row in ("fat", "madry"):
         name = f"table-tiny/{row}-lite-seed0.json"
         ours, theirs = (json.loads((folder / name).read_text()) for folder in (Path("results"), measured / "results"))
@@ -224,6 +226,9 @@ def test_the_plan(sparring):
         (["table-tiny", "--device", "tpu"], ["unknown device 'tpu'"]),
         (["table-tiny", "--result", "x"], ["--results"]),
         (["--rows", "fat"], ["--rows needs an item", "sparring reproduce ITEM --rows"]),
+        (["--rows", "fat", "table-tiny"], ["the item goes first: sparring reproduce table-tiny --rows"]),
+        (["table-tiny", "--runs", "/proc/runs"], ["cannot make the folder /proc/runs", "--runs FOLDER"]),
+        (["fig-motivation", "--results", "/proc/none"], ["cannot make the folder /proc/none", "--results FOLDER"]),
         (["--plan"], ["--plan needs an item"]),
         (["--draw", "--max-minutes", "5"], ["--max-minutes needs an item"]),
     ],
@@ -254,10 +259,30 @@ def test_missing_data_and_a_missing_gpu(sparring, monkeypatch, tmp_path):
     assert not Path("runs").exists()
 
 
+def test_a_folder_that_cannot_be_written_is_told_before_the_work(sparring, monkeypatch):
+    monkeypatch.setattr(reproduce.os, "access", lambda path, mode: "table-tiny" not in str(path))
+    sparring("reproduce", "table-tiny").mends("the folder results/table-tiny is not writable", "--results FOLDER")
+
+
+def test_what_another_declaration_made_is_told_and_kept(sparring, measured):
+    copy(measured, Path(), state="diverged", config=None)
+    said = sparring("reproduce", "table-tiny", "--rows", "fat")
+    assert "was made by another declaration than today's: kept as fat-lite-seed0.json.old" in " ".join(said.out.split())
+    assert json.loads(Path("results/table-tiny/fat-lite-seed0.json.old").read_text())["state"] == "diverged"
+
+
+def test_where_nothing_is_trained_nothing_is_called_trained(sparring):
+    said = sparring("reproduce", "fig-motivation", "--plan")
+    assert "missing" in said.out and "trained" not in said.out
+
+
 def test_a_damaged_result(sparring):
     Path("results/table-tiny").mkdir(parents=True)
     Path("results/table-tiny/fat-lite-seed0.json").write_text("{")
-    sparring("reproduce", "table-tiny", "--draw").mends("fat-lite-seed0.json", "Delete it")
+    told = "fat-lite-seed0.json is damaged, or no result of Sparring's. Move it away"
+    for words in (["table-tiny", "--draw"], []):  # what else there is, is shown
+        assert told in " ".join(sparring("reproduce", *words).out.split())
+    sparring("reproduce", "table-tiny").mends(told)  # before anything is trained
 
 
 def test_flags_that_would_be_ignored(sparring):

@@ -148,6 +148,13 @@ def test_a_run_is_kept_unless_it_is_given_up(sparring, finished, tmp_path):
     assert runs.open_run(folder).config.seed == 4
 
 
+def test_resuming_with_another_length_is_refused_and_not_called_finished(sparring, finished, tmp_path):
+    folder = Path(shutil.copytree(finished, tmp_path / "run"))
+    said = sparring("train", "--out", folder, "--resume", "--epochs", "1")
+    said.mends("was begun with another configuration")
+    assert "finished already" not in said.out
+
+
 def test_resuming_a_finished_run_says_so_and_changes_nothing(sparring, finished, tmp_path):
     folder = Path(shutil.copytree(finished, tmp_path / "run"))
     said = sparring("train", "--out", folder, "--resume")

@@ -128,7 +128,25 @@ def test_published_figures_are_read_as_printed():
     assert row_of("table4", "fat-mart-16").paper["Natural"] == (84.39, 0.390)
 
 
+@pytest.mark.parametrize(
+    ("name", "item"),
+    [
+        ("figure1", "fig-motivation"),
+        ("fig-2", "fig-loss"),
+        ("Figure 3", "fig-mixture"),
+        ("fig4", "fig-tau"),
+        ("fig-5", "fig-bps"),
+        ("figure-6", "fig-eps"),
+        ("fig7", "fig-eps"),
+    ],
+)
+def test_a_figure_by_its_number(name, item):
+    assert paper.find(name).name == item
+
+
 def test_unknown():
+    with pytest.raises(UserError, match="unknown item 'fig-9'"):
+        paper.find("fig-9")
     with pytest.raises(UserError, match=r"unknown item 'table5'. Did you mean 'table"):
         paper.find("table5")
 

@@ -154,6 +154,13 @@ def test_the_best_of_each_column_is_marked():
     }
 
 
+def test_costs_are_compared_for_the_same_task_only():
+    tasks = {"a": (9.0, "digits"), "b": (5.0, "digits"), "c": (1.0, "shapes"), "d": (7.0, "faces"), "e": (6.0, "faces")}
+    methods = [Method(name, "", {}, cost, cost, [], task=task) for name, (cost, task) in tasks.items()]
+    best = {method.name for method, row in zip(methods, table(methods), strict=True) if all(cell.best for cell in row)}
+    assert best == {"b", "e"}
+
+
 def test_what_prints_alike_is_equally_good():
     pair = [Method(name, "", {"Natural": value}, 1.0, 1.0, []) for name, value in (("a", 0.90001), ("b", 0.90002))]
     assert all(cell.best for row in table(pair) for cell in row)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -141,6 +142,15 @@ def test_where_it_was_trained_and_where_measured(measured, tmp_path):
     assert "Hardware: NVIDIA H200, torch 2.11." in " ".join(notes(collect(TABLE, tmp_path / "results")))
     old = copy(measured, tmp_path, environment=gpu, trained_on=None)  # before sessions were kept
     assert results.trained_on(results.read(old.path)) == [gpu]
+
+
+def test_a_copy_is_no_other_seed(measured, tmp_path):
+    job = copy(measured, tmp_path)
+    shutil.copy(job.path, job.path.with_name(f"{job.path.stem} (copy).json"))
+    shutil.copy(job.path, job.path.with_name("fat-lite-seed7.json"))
+    collected = collect(TABLE, tmp_path / "results")
+    assert [len(several) for several in collected.found.values()] == [1] and collected.other == 2
+    assert any("or copied: not shown" in note for note in notes(collected))
 
 
 def test_a_run_that_diverged_is_told(measured, tmp_path):

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from sparring.errors import UserError
 from sparring.reproduce import results
+from tests.reproduce.tiny import TABLE, planned
 
 
 def test_round_trip(tmp_path):
@@ -14,8 +18,8 @@ def test_round_trip(tmp_path):
         "scale": "lite",
         "seed": 0,
         "state": "measured",
-        "measure": {},
-        "environment": {},
+        "measure": {"kind": "course"},
+        "environment": {"device": "CPU", "torch": "2"},
         "config": None,
     }
     given = {**who, "found": {"points": [[0.5, 1.25], [1, 2]], "empty": {}}}
@@ -29,6 +33,49 @@ def test_a_file_of_another_kind(tmp_path, text):
     (tmp_path / "x.json").write_text(text)
     with pytest.raises(UserError, match=r"x\.json"):
         results.read(tmp_path / "x.json")
+
+
+def test_what_an_editor_or_a_disk_may_do_to_a_result(measured, tmp_path):
+    """Every reader may rely on what `read` returns; the message says what is the matter."""
+    job = planned(TABLE, measured)[1]
+    whole, path = results.read(job.path), tmp_path / "x.json"
+
+    def broken(**changes):
+        path.write_text(json.dumps({**whole, **changes}))
+        with pytest.raises(UserError) as told:
+            results.read(path)
+        return str(told.value)
+
+    assert "damaged" in broken(found={}) and "damaged" in broken(seed="x") and "damaged" in broken(trained_on="x")
+    assert "damaged" in broken(environment={"device": 1}) and "damaged" in broken(measure=None)
+    assert "damaged" in broken(found={"attacks": {"natural": {"accuracy": "high", "n": 5}}})
+    assert "format 99, this version reads 1. Measure it again" in broken(format=99)
+    path.write_text(json.dumps(whole))
+    assert results.read(path) == whole
+
+
+def test_a_file_that_may_not_be_read(tmp_path, monkeypatch):
+    def refuse(path):
+        raise PermissionError(13, "Permission denied")
+
+    (tmp_path / "x.json").write_text("{}")
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    with pytest.raises(UserError, match=r"x\.json cannot be read: Permission denied"):
+        results.read(tmp_path / "x.json")
+
+
+def test_what_another_declaration_made_is_kept(measured, tmp_path):
+    whole = results.read(planned(TABLE, measured)[1].path)
+    del whole["format"]
+    path, old = tmp_path / "x.json", tmp_path / "x.json.old"
+    results.write(path, whole)
+    results.write(path, {**whole, "training_seconds": 1.0})
+    assert not old.exists()
+    results.write(path, {**whole, "config": None})
+    assert json.loads(old.read_text())["config"] == whole["config"] and results.read(path)["config"] is None
+    path.write_text("{")
+    results.write(path, whole)
+    assert old.read_text() == "{" and results.read(path)["config"] == whole["config"]
 
 
 def test_columns_keep_what_figures_show():

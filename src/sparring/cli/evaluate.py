@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -11,7 +13,7 @@ from typing import Annotated, Literal
 import tyro
 
 from sparring import data, runs, schedules, weights
-from sparring.checkpoint import write_text
+from sparring.checkpoint import read_facts, write_text
 from sparring.cli.arguments import parse
 from sparring.cli.screen import Screen
 from sparring.cli.train import pick_device
@@ -130,9 +132,12 @@ def run(argv: list[str]) -> int:
 
 def _tell_radius(asked: Arguments, measured: set[float]) -> None:
     """A run is often trained for another radius than a protocol measures at: that is no mistake, but worth a line."""
-    if asked.eps is not None or not (asked.path / runs.CONFIG).is_file():
+    if asked.eps is not None:
         return
-    trained = max(runs.open_run(asked.path).config.attack.eps.values())
+    try:
+        trained = max(runs.open_run(asked.path).config.attack.eps.values())
+    except UserError:  # no run, or one whose configuration cannot be read
+        return
     if all(abs(eps - trained) > 1e-3 for eps in measured):
         eps = schedules.spell(trained)
         print(f"note: trained for eps {eps}, measured at {max(measured):.4g}. There: --eps {eps}.")
@@ -159,6 +164,7 @@ def open_subject(
     """What a command measures: the model, the name of its data set, the data set."""
     if bool(mean) != bool(std):
         raise UserError("--mean and --std go together: one number per channel in each.")
+    _tell_unfinished(path)
     loaded = weights.load(
         path,
         model=model,
@@ -183,6 +189,16 @@ def open_subject(
         ) from None
     _fit(loaded.facts["model"], images, path)
     return loaded, spec, images
+
+
+def _tell_unfinished(path: Path) -> None:
+    """The weights of a run that has not come to its end can be measured; whoever does should know."""
+    with suppress(UserError):  # no run, or one whose configuration cannot be read: the weights may be good
+        epochs = runs.open_run(path).config.epochs
+        done = read_facts(path / runs.LAST).get("epoch", 0)
+        if done < epochs:
+            again = shlex.join(["sparring", "train", "--out", str(path), "--resume"])
+            print(f"note: {path} has trained {done} of {epochs} epochs. To its end: {again}")
 
 
 def open_results(path: Path, *, out: Path | None, json: Path | None) -> Path:

@@ -111,7 +111,15 @@ def _exhibits(path: Path) -> list[Exhibit]:
     else:
         names, top = list(paper.ITEMS), path
     collected = [collect(paper.ITEMS[name], top) for name in names]
+    for line in (line for one in collected for line in one.unread):
+        print(f"left out: {line}")
     found = [exhibit(one) for one in collected if one.found or one.begun]
+    tries = sorted(one.name for one in path.glob("limit*") if path.name in paper.ITEMS)
+    if not found and tries:
+        raise UserError(
+            f"{path} holds tries on fewer images only ({', '.join(tries)}), which a page does not show. "
+            f"Without --limit: sparring reproduce {path.name}."
+        )
     if not found and not (path.is_dir() and path.name == "results"):
         raise UserError(f"{path} holds neither a run nor results of the paper's items. Check the path.")
     return found
@@ -122,8 +130,8 @@ def _weak(methods: list[Method]) -> str:
     if not methods or any("AutoAttack" in name for method in methods for name in method.accuracies):
         return ""
     return (
-        "No number here is by AutoAttack, the attack that claims of robustness are held against: sparring evaluate RUN "
-        "--protocol autoattack."
+        "No number here is by AutoAttack, the attack that claims of robustness are held against: `sparring evaluate "
+        "RUN --protocol autoattack`."
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import shlex
 import sys
 import time
@@ -28,7 +29,7 @@ from sparring.evaluation.protocols import find as find_protocol
 from sparring.recipes import paper
 from sparring.recipes.paper import Item, Robustness, Scale
 from sparring.report.beside import Line, as_printed, best
-from sparring.reproduce import Bench, Job, Stopped, carry_out, cost, plan, state, wanting
+from sparring.reproduce import Bench, Job, Stopped, carry_out, cost, plan, results, state, wanting
 from sparring.reproduce.collect import Collected, collect, lines, notes
 from sparring.reproduce.draw import draw
 from sparring.reproduce.headline import headline
@@ -126,6 +127,9 @@ def run(argv: list[str]) -> int:
 
 def _refuse_what_needs_an_item(options: Options) -> None:
     """Without an item there is nothing to choose from: a flag would be ignored."""
+    named = [row for row in options.rows if row in paper.ITEMS]
+    if named:
+        raise UserError(f"the item goes first: sparring reproduce {named[0]} --rows ...")
     for name, field in Options.__dataclass_fields__.items():
         if name not in ("item", "draw", "results") and getattr(options, name) != field.default:
             flag = f"--{name.replace('_', '-')}"
@@ -140,6 +144,11 @@ def _say_what_is_there(jobs: Sequence[Job], options: Options, screen: Screen) ->
         again = "" if left else " Nothing is run; to measure it anew: --results FOLDER."
         folder = done[0].path.parent
         screen.print(f"already measured: {len(done)} of {_count(jobs)}, in {folder}.{again}", highlight=False)
+    for job in left:
+        found = results.read(job.path)
+        if found is not None and not results.matches(found, job.config, job.row.measure, job.limit):
+            old = f"{job.path.name}.old"
+            screen.print(f"{job.path} was made by another declaration than today's: kept as {old}", highlight=False)
 
 
 def _count(jobs: Sequence[Job]) -> str:
@@ -188,6 +197,20 @@ def _possible(item: Item, jobs: Sequence[Job], options: Options, device: torch.d
     for job in ahead:  # a protocol that does not exist is told before the training
         if isinstance(job.row.measure, Robustness):
             find_protocol(job.row.measure.protocol)
+    if ahead:
+        _writable("--results", ahead[0].path.parent)
+    if any(job.config is not None for job in ahead):
+        _writable("--runs", options.runs)
+
+
+def _writable(flag: str, folder: Path) -> None:
+    """Make it, before work is done that could not be kept."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make the folder {folder}: {error.strerror}. Choose another: {flag} FOLDER.") from None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UserError(f"the folder {folder} is not writable. Choose another: {flag} FOLDER.")
 
 
 def _soon(jobs: Sequence[Job]) -> bool:
@@ -226,7 +249,7 @@ def _work(jobs: Sequence[Job], options: Options, device: torch.device, screen: S
                 device,
                 stop=lambda: stop() or time.monotonic() > until,
                 breakable=lambda: breakable(until),
-                watch=lambda job: TrainingBar(screen, title=f"{job.row.name} "),
+                watch=lambda job: TrainingBar(screen, title=_title(job, options)),
                 tell=tell,
                 progress=True,
             )
@@ -242,6 +265,11 @@ def _work(jobs: Sequence[Job], options: Options, device: torch.device, screen: S
         let_go()
         raise RunFailed(f"stopped, because nobody reads the output any more. Continue with: {again}") from None
     return True
+
+
+def _title(job: Job, options: Options) -> str:
+    """Before a line about an epoch: the row, and its seed where there may be others."""
+    return f"{job.row.name} seed {job.seed} " if options.seeds else f"{job.row.name} "
 
 
 def _share(
@@ -330,7 +358,8 @@ def _planned(jobs: Sequence[Job]) -> Table:
     for title in ("scale", "seed", "state", "cost on one H200"):
         table.add_column(title)
     for job in jobs:
-        table.add_row(job.row.name, job.scale, str(job.seed), state(job), cost.spell(cost.seconds([job])))
+        how_far = "missing" if job.config is None and wanting([job]) else state(job)  # nothing has to be trained
+        table.add_row(job.row.name, job.scale, str(job.seed), how_far, cost.spell(cost.seconds([job])))
     table.add_row(_count(jobs), "", "", "", f"{cost.spell(cost.seconds(jobs))} in all")
     return table
 
@@ -343,8 +372,10 @@ def _list(screen: Screen, options: Options) -> None:
         table.add_column(scale, no_wrap=True, justify="right")
         table.add_column("done", no_wrap=True, justify="right")
     table.add_column("what")
+    unread: list[str] = []
     for item in paper.ITEMS.values():
         found = collect(item, options.results)
+        unread += found.unread
         costs = (*_costs(item, found, "lite"), *_costs(item, found, "full"))
         table.add_row(item.name, *costs, f"{item.where}. {item.title}")
     screen.print(table)
@@ -354,6 +385,8 @@ def _list(screen: Screen, options: Options) -> None:
         "One of them: sparring reproduce ITEM    Its jobs: sparring reproduce ITEM --plan",
         highlight=False,
     )
+    for line in unread:
+        screen.print(line, highlight=False, soft_wrap=True)
 
 
 def _draw_all(screen: Screen, options: Options) -> None:

@@ -72,7 +72,7 @@ def run(argv: list[str]) -> int:
             f"{wanted.objective} on {data.name} ({len(data.train)} training and {len(data.test)} test images, "
             f"{data.num_classes} classes) -> {folder}"
         )
-        if options.resume and read_facts(folder / runs.LAST).get("epoch", 0) >= wanted.epochs:
+        if options.resume and _finished(folder, wanted):
             print(f"it is finished already: {wanted.epochs} of {wanted.epochs} epochs.")
         else:
             for note in _notes(wanted, data, device):
@@ -100,6 +100,12 @@ def run(argv: list[str]) -> int:
         raise RunFailed(f"stopped, because nobody reads the output any more. {again}") from None
     _summary(folder)
     return 0
+
+
+def _finished(folder: Path, wanted: Config) -> bool:
+    """Whether the run in a folder is this one, at its end."""
+    done = read_facts(folder / runs.LAST).get("epoch", 0)
+    return done >= wanted.epochs and runs.open_run(folder).config == wanted
 
 
 def _folder(recipe: str, wanted: Config) -> Path:

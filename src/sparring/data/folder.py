@@ -184,7 +184,7 @@ def _one_size(path: Path, headers: list[_Header]) -> tuple[int, int]:
         seen = ", ".join(f"{height}x{width} ({count})" for (height, width), count in sizes.most_common(3))
         more = f" and {len(sizes) - 3} more" if len(sizes) > 3 else ""
         raise UserError(
-            f"images under {path} differ in size: {seen}{more}. To scale and crop all, write folder:{path}?size=32."
+            f"images under {path} differ in size: {seen}{more}. To scale and crop all, write 'folder:{path}?size=32'."
         )
     return headers[0].size
 
@@ -194,7 +194,7 @@ def _check_memory(path: Path, count: int, shape: tuple[int, int], channels: int)
     if need > _MOST_BYTES:
         raise UserError(
             f"{count} images of {shape[0]}x{shape[1]} need {need / 2**30:.0f} GiB of memory, over the limit of "
-            f"{_MOST_BYTES // 2**30}. To make them smaller, write folder:{path}?size=32."
+            f"{_MOST_BYTES // 2**30}. To make them smaller, write 'folder:{path}?size=32'."
         )
 
 

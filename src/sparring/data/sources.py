@@ -78,9 +78,10 @@ def _load_folder(rest: str) -> Dataset:
         return load_folder(whole)
     key, _, value = query.partition("=")
     if key != "size":
-        raise UserError(f"folder: knows no option {key!r}, only size. Write folder:{path}?size=32.")
+        raise UserError(f"folder: knows no option {key!r}, only size. Write 'folder:{path}?size=32'.")
     if not (value.isascii() and value.isdigit() and 1 <= int(value) <= 4096):
-        raise UserError(f"size must be a number of pixels from 1 to 4096, got {value!r}. Write folder:{path}?size=32.")
+        right = f"'folder:{path}?size=32'"
+        raise UserError(f"size must be a number of pixels from 1 to 4096, got {value!r}. Write {right}.")
     return load_folder(Path(path).expanduser(), size=int(value))
 
 

@@ -46,7 +46,7 @@ APPENDIX_B = tuple(
         f"{GROUP}-{method}-alpha{alpha:g}-cifar10-{name}",
         point(model, method, alpha),
         f"{'Madry' if method == 'madry' else f'FAT, tau {method[3:]}'} without projection, alpha {alpha:g}",
-        "not measured yet",
+        "80 epochs",
         "not measured yet",
         group=GROUP,
     )

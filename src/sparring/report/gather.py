@@ -63,6 +63,7 @@ def methods(folder: Path, name: str = "") -> list[Method]:
             history=history,
             measured=measured,
             doubts=doubts,
+            task=f"{run.config.data}, {run.config.model}, {len(history)} epochs",
         )
         for measured, (accuracies, doubts) in rows.items()
     ]
@@ -83,7 +84,7 @@ def _evaluated(folder: Path, config: Config) -> dict[str, _Numbers]:
             where = str(result.about.get("data", config.data))
             doubts = tuple(f"{doubt['name']}: {doubt['why']} {doubt['evidence']}" for doubt in result.doubts)
         except (ValueError, KeyError, TypeError, AttributeError):
-            raise UserError(f"{path} is not a result of sparring evaluate. Delete it, and evaluate again.") from None
+            raise UserError(f"{path} is not a result of sparring evaluate. Move it away, and evaluate again.") from None
         which = "best checkpoint" if result.about.get("which") == "best" else ""
         epoch = result.about.get("facts", {}).get("epoch")
         if isinstance(epoch, int) and epoch != config.epochs:

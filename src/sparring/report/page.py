@@ -51,6 +51,7 @@ class Method:
     history: Sequence[Mapping[str, Any]]  # the records of metrics.jsonl; may be empty
     measured: str = ""  # how the accuracies were: eps, images, protocol; numbers are compared where it is the same
     doubts: Sequence[str] = ()  # reasons not to believe them
+    task: str = ""  # data, network, length: costs are compared where it is the same
 
 
 @dataclass(frozen=True)
@@ -143,8 +144,8 @@ def write_page(
 def table(methods: Sequence[Method]) -> list[list[_Cell]]:
     """The methods' rows: accuracies in per cent, mean BPs, seconds; the best of each column marked.
 
-    Best is the highest accuracy among those measured alike and, among the methods that train against an attack, the
-    lowest cost: training against none is always the cheapest. Numbers that print alike are equally good.
+    Best is the highest accuracy among those measured alike and, among the methods that train for the same task against
+    an attack, the lowest cost: training against none is always the cheapest. Numbers that print alike are equally good.
     """
     rows: list[list[_Cell]] = [[] for _ in methods]
     for name in _columns(methods):
@@ -158,11 +159,17 @@ def table(methods: Sequence[Method]) -> list[list[_Cell]]:
             row.append(_Cell(name, text, best=bool(text) and text == winners[method.measured], share=value))
     costs: dict[str, Callable[[Method], float]] = {"Mean BPs": lambda m: m.backprops, "Seconds": lambda m: m.seconds}
     for name, cost in costs.items():
-        fighting = {method.name: -cost(method) for method in methods if method.backprops > 0}
-        winner = _winner(list(fighting.values()), lambda value: brief(-value))
+        fighting = [method for method in methods if method.backprops > 0]
+        lowest = {
+            task: _winner(
+                list({one.name: -cost(one) for one in fighting if one.task == task}.values()),
+                lambda value: brief(-value),
+            )
+            for task in {one.task for one in fighting}
+        }
         for row, method in zip(rows, methods, strict=True):
             text = brief(cost(method))
-            row.append(_Cell(name, text, best=method.name in fighting and text == winner))
+            row.append(_Cell(name, text, best=method in fighting and text == lowest[method.task]))
     return rows
 
 
@@ -237,9 +244,10 @@ def chance(probability: float) -> str:
 
 
 def unbroken(text: str) -> Markup:
-    """A number and its per cent sign stay on one line, and so does an attack's name (PGD-20-0)."""
+    """A number and its per cent sign stay on one line, and so does an attack's name (PGD-20-0); `this` is code."""
     kept = str(escape(text.replace(" %", "\u00a0%")))
-    return Markup(re.sub(r"PGD-\d+(-\d+)?", r'<span class="whole">\g<0></span>', kept))  # of what is escaped already
+    whole = re.sub(r"PGD-\d+(-\d+)?", r'<span class="whole">\g<0></span>', kept)  # of what is escaped already
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", whole))
 
 
 def png(image: NDArray[np.float32]) -> str:

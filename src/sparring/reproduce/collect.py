@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from sparring.errors import UserError
 from sparring.recipes.paper import Course, Item, Row, Scale
 from sparring.report.beside import Line, Ours
 from sparring.reproduce import cost, results
@@ -29,6 +30,8 @@ class Collected:
     begun: Sequence[Result]  # trainings that have not come to their end, or to a bad one
     other: int  # files made by another declaration than today's: not shown
     wanted: Scale | None = None  # the scale to show where there is something to show at it
+    limit: int | None = None  # test images, where not all
+    unread: Sequence[str] = ()  # why a file could not be read
 
     def scale(self, group: str) -> Scale:
         """The scale that was asked for, else the one at which most of a group's rows are measured, the full one of two.
@@ -57,12 +60,18 @@ def collect(item: Item, folder: Path, limit: int | None = None, wanted: Scale | 
     """The results of an item in a results folder; of tries on fewer images with `limit`."""
     rows = {row.name: row for row in item.rows}
     found: dict[tuple[str, Scale], list[Result]] = {}
-    begun, other = [], 0
+    begun, unread, other = [], list[str](), 0
     for path in sorted(home(folder, item, limit).glob("*-seed*.json")):
-        result = results.read(path)
-        assert result is not None
+        try:
+            result = results.read(path)
+        except UserError as error:
+            unread.append(str(error))
+            continue
+        if result is None:  # a folder
+            continue
         row, scale = rows.get(result["row"]), result["scale"]
-        if row is None or scale not in row.configs or not _declared(row, scale, result, limit):
+        own = path.name == results.file_name(result["row"], scale, result["seed"])  # a copy is no other seed
+        if not own or row is None or scale not in row.configs or not _declared(row, scale, result, limit):
             other += 1
         elif results.finished(result):
             found.setdefault((row.name, scale), []).append(result)
@@ -74,7 +83,7 @@ def collect(item: Item, folder: Path, limit: int | None = None, wanted: Scale | 
             several.append(result)
     for several in found.values():
         several.sort(key=lambda result: int(result["seed"]))
-    return Collected(item, home(folder, item, limit), found, begun, other, wanted)
+    return Collected(item, home(folder, item, limit), found, begun, other, wanted, limit, unread)
 
 
 def _lent(item: Item, folder: Path) -> Iterator[tuple[str, Scale, Result]]:
@@ -154,7 +163,8 @@ def notes(collected: Collected) -> list[str]:
     told += [_course(result) for result in collected.begun]
     if collected.other:
         were = "result here was" if collected.other == 1 else "results here were"
-        told.append(f"{collected.other} {were} made by another declaration than today's: not shown.")
+        told.append(f"{collected.other} {were} made by another declaration than today's, or copied: not shown.")
+    told += collected.unread
     return [*told, *([item.note] if item.note else [])]
 
 
@@ -179,16 +189,24 @@ def _seeds(shown: Sequence[Result]) -> str:
 
 def hardware(shown: Sequence[Result]) -> str:
     """Where it was trained, with how much company, and where it was measured if that was elsewhere."""
-    trained = _places(session for result in shown for session in results.trained_on(result))
-    measured = _places(result["environment"] for result in shown)
-    company = max(map(results.at_once, shown))
-    beside = f", up to {company} runs at once" if company > 1 else ""
-    where = f"Trained on {trained}{beside}; measured on {measured}." if measured != trained else ""
-    return where or f"Hardware: {trained}{beside}."
+    sessions = [session for result in shown for session in results.trained_on(result)]
+    trained, measured = _places(sessions), _places(result["environment"] for result in shown)
+    if trained.keys() != measured.keys():
+        return f"Trained on {_spelt(trained)}; measured on {'; '.join(measured)}."
+    return f"Hardware: {_spelt(trained)}."
 
 
-def _places(sessions: Iterable[Mapping[str, Any]]) -> str:
-    return "; ".join(sorted({f"{session['device']}, torch {session['torch']}" for session in sessions}))
+def _places(sessions: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """Where, and how many runs shared the place at most."""
+    company: dict[str, int] = {}
+    for session in sessions:
+        place = f"{session['device']}, torch {session['torch']}"
+        company[place] = max(company.get(place, 1), int(session.get("at_once") or 1))
+    return dict(sorted(company.items()))
+
+
+def _spelt(places: Mapping[str, int]) -> str:
+    return "; ".join(f"{place}{f', up to {n} runs at once' if n > 1 else ''}" for place, n in places.items())
 
 
 def _other_scale(collected: Collected) -> list[str]:

@@ -68,10 +68,11 @@ def _document(collected: Collected) -> str:
     said = "".join(f"\n- {note}" for note in notes(collected))
     table = markdown(list(item.columns), lines(collected))
     ours = f"\n\nWhat we see: {seen(collected)}" if collected.found else ""
+    few = f" --limit {collected.limit}" if collected.limit else ""
     return (
         f"# {item.where}: {item.title}\n\nTest accuracy in per cent. What the paper sees: {item.see}{ours}\n\n"
         f"{table}{said}\n"
-        f"\nDrawn from the JSON files beside this one: `sparring reproduce {item.name} --draw`\n"
+        f"\nDrawn from the JSON files beside this one: `sparring reproduce {item.name} --draw{few}`\n"
     )
 
 

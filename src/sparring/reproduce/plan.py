@@ -63,7 +63,7 @@ def plan(
             if config is not None:
                 config = replace(config, seed=seed)
             folder = None if config is None else runs_folder / key(config)
-            path = home(results_folder, item, limit) / f"{row.name}-{scale}-seed{seed}.json"
+            path = home(results_folder, item, limit) / results.file_name(row.name, scale, seed)
             jobs.append(Job(item.name, row, scale, seed, limit, config, folder, path))
     return jobs
 

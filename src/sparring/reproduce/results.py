@@ -21,7 +21,14 @@ from sparring.recipes.paper import Measure
 
 Result = dict[str, Any]
 _FORMAT = 1
-_NAMED_BY = {"row", "scale", "seed", "state", "config", "measure", "environment"}  # what every reader relies on
+_NAMED_BY = {"format", "row", "scale", "seed", "state", "config", "measure", "environment"}
+# What a finding holds, by the kind of its measure.
+_FOUND = {
+    "robustness": {"attacks"},
+    "mixture": {"labels", "mixing", "points"},
+    "motivation": {"labels", "probability", "paths", "mixing"},
+    "losses": {"mean_loss_bits", "bound", "points"},
+}
 
 
 def declared(config: Config | None, measure: Measure, limit: int | None) -> dict[str, Any]:
@@ -56,8 +63,15 @@ def finished(result: Mapping[str, Any] | None) -> bool:
     return result is not None and result.get("state") == "measured"
 
 
+def file_name(row: str, scale: str, seed: int) -> str:
+    """Of the one file for a row, a scale and a seed."""
+    return f"{row}-{scale}-seed{seed}.json"
+
+
 def write(path: Path, result: Mapping[str, Any]) -> None:
-    """Write a result, its folders too."""
+    """Write a result, its folders too. One that another declaration made is kept beside it (.old)."""
+    if _strange(path, result):
+        path.replace(path.with_name(f"{path.name}.old"))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -65,27 +79,56 @@ def write(path: Path, result: Mapping[str, Any]) -> None:
     write_text(path, _spell({"format": _FORMAT, **result}))
 
 
+def _strange(path: Path, result: Mapping[str, Any]) -> bool:
+    """Whether something else stands where a result is to be written."""
+    try:
+        before = read(path)
+    except UserError:
+        return True
+    return before is not None and any(before[key] != result[key] for key in ("config", "measure"))
+
+
 def read(path: Path) -> Result | None:
     """The result in a file, or None where there is none."""
-    if not path.is_file():
-        return None
     try:
-        result = json.loads(path.read_text(encoding="utf-8"))
-        if not result.keys() >= _NAMED_BY:
-            raise KeyError
-        if result["format"] != _FORMAT:
-            raise UserError(
-                f"{path} has the format {result['format']}, this version reads {_FORMAT}. Measure it again."
-            )
-    except (ValueError, KeyError, TypeError, AttributeError, OSError):
-        raise UserError(f"{path} is not a result that Sparring wrote. Delete it, and reproduce it again.") from None
+        if not path.is_file():
+            return None
+        text = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}. See to its permissions.") from None
+    try:
+        result = json.loads(text)
+        whole = _whole(result)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        whole = False
+    if not whole:
+        raise UserError(f"{path} is damaged, or no result of Sparring's. Move it away, and reproduce it again.")
+    if result["format"] != _FORMAT:
+        raise UserError(f"{path} has the format {result['format']}, this version reads {_FORMAT}. Measure it again.")
     return dict(result)
+
+
+def _whole(result: Any) -> bool:
+    """Whether everything is there that tables and figures rely on."""
+    if not result.keys() >= _NAMED_BY or type(result["seed"]) is not int:
+        return False
+    sessions = [result["environment"], *(result.get("trained_on") or ())]
+    if not all(isinstance(one["device"], str) and isinstance(one["torch"], str) for one in sessions):
+        return False
+    kind = result["measure"]["kind"]
+    if result["state"] == "measured" and not result["found"].keys() >= _FOUND.get(kind, set()):
+        return False
+    attacks = result.get("found", {}).get("attacks", {}).values()
+    return all(isinstance(one["accuracy"], float | int) and isinstance(one["n"], int) for one in attacks)
 
 
 def courses(folder: Path) -> Iterator[tuple[Config, Result]]:
     """The results of all items, with their configurations, whose runs came to their end: the epochs are in them."""
     for path in sorted(folder.glob("*/*-seed*.json")):
-        result = read(path)
+        try:
+            result = read(path)
+        except UserError:  # its own item tells of it
+            continue
         if result is not None and result["state"] in ("trained", "measured") and (config := _config(result)):
             yield config, result
 

@@ -153,7 +153,7 @@ def _loss(collected: Collected, measured: Sequence[Row]) -> str:
     return (
         f"{_confirmed(smaller, len(found))}: the bound on the risk is {_range(low, '{:.1f}')} with friendly data and "
         f"{_range(high, '{:.1f}')} with the worst case, at rho = 0.{empty} A point that stopped on the way up can "
-        "hardly have the larger loss: how much smaller it is was measured. For a rho above 0: sparring bound."
+        "hardly have the larger loss: how much smaller it is was measured. For a rho above 0: `sparring bound`."
     )
 
 

@@ -99,7 +99,8 @@ def train_run(job: Job, bench: Bench) -> None:
     assert job.config is not None and job.folder is not None
     if bench.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(bench.device)
-    bench.tell(f"training {job.name} -> {job.folder}")
+    done = len(runs.read_metrics(job.folder)) if state(job) == "interrupted" else 0
+    bench.tell(f"{f'continuing after epoch {done}:' if done else 'training'} {job.name} -> {job.folder}")
     epoch = 0
     try:
         train(

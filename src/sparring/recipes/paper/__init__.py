@@ -1,5 +1,7 @@
 """The paper's tables and figures, by name. Each row or point is one declaration, at two scales."""
 
+import re
+
 from sparring.errors import unknown
 from sparring.recipes.paper.figures import FIGURES
 from sparring.recipes.paper.item import (
@@ -21,7 +23,12 @@ ITEMS: dict[str, Item] = {item.name: item for item in (*TABLES, *FIGURES, *PICTU
 
 
 def find(name: str) -> Item:
-    """The item of that name."""
+    """The item of that name, or the figure of that number (figure1, fig-1)."""
+    number = re.fullmatch(r"fig(?:ure)?[ -]?(\d+)", name.lower())
+    if number:
+        for item in FIGURES + PICTURES:
+            if number[1] in re.findall(r"\d+", item.where.partition("(")[0]):  # "Figures 6, 7 (Sec. 6.1) and App. G"
+                return item
     if name not in ITEMS:
         raise unknown("item", name, ITEMS)
     return ITEMS[name]
