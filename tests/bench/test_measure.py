@@ -63,13 +63,18 @@ def test_the_engines_epoch_is_the_sum_of_what_it_launched(monkeypatch):
     )
 
 
-def test_every_way_does_the_same_work():
+@pytest.mark.parametrize("kind", ["plain", "fast"])
+def test_every_way_does_the_same_work(kind, monkeypatch):
     """Alone, on a model that has been warmed up: from the same weights and statistics as many back-propagations."""
+    real = train.engine_for
+    chosen = lambda asked: "plain" if asked == "plain" else kind  # noqa: E731
+    monkeypatch.setattr(train, "engine_for", lambda c, s, d, where, asked: real(c, s, d, where, chosen(asked)))
     bench = Bench(recipes.find("fat-digits").config, load("digits"), CPU, replace(FEW, images=600, before=2))
     before = {name: tensor.clone() for name, tensor in bench.state.model.state_dict().items()}
     said = dict(bench.parts(["plain"]))["plain"]
-    assert said[0][1] == "the engine is off here: it is the plain path"
-    for row, (what, told) in zip(bench.found["plain"], said[1:], strict=True):
+    if kind == "plain":
+        assert said.pop(0)[1] == "the engine is off here: it is the plain path"
+    for row, (what, told) in zip(bench.found["plain"], said, strict=True):
         steps = [row[way]["backprops"] for way in ("engine", "plain", "literal")]
         assert steps == pytest.approx([steps[0]] * 3, rel=0.05) and f"{steps[0]:.2f} BPs" in what
         assert told.count("n=2") == 3  # a spread each
@@ -79,6 +84,11 @@ def test_every_way_does_the_same_work():
     kept = {name: tensor.clone() for name, tensor in after.items()}
     bench.plain()
     assert all(torch.equal(kept[name], tensor) for name, tensor in bench.state.model.state_dict().items())
+    x, _ = bench._batch(0)
+    bench.state.model.eval()
+    with torch.no_grad():
+        ours, theirs = bench.engine.network(x), bench.state.model(x)
+    torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)  # folded anew, where it is folded
 
 
 def test_every_batch_is_met_before_the_clock_runs(monkeypatch):
