@@ -6,7 +6,7 @@ QUEUE.txt has one command a line (a simple one, without pipes), as `SECONDS comm
 left. The first line's process has precedence on the GPU. When the minutes are over each gets a SIGTERM, on which
 sparring saves its place, and a SIGKILL if it lingers. A command that ended well leaves LOGS/N.done and is not called
 again; what it prints goes to LOGS/N.txt. Called with setsid it survives the shell that began it. queues/ has the lists
-of the paper's tables and figures.
+of the paper's tables and figures: several rows a line, because only the first run of a process has to compile.
 """
 
 from __future__ import annotations
