@@ -3,7 +3,7 @@
 PYTHONPATH=src python3 benchmarks/gpu_queue.py LOGS QUEUE.txt --slots 4 --minutes 27
 
 QUEUE.txt has one command a line (a simple one, without pipes), as `SECONDS command`: it is not begun with fewer seconds
-left. The first line's process has precedence on the GPU. When the minutes are over each gets a SIGTERM, on which
+left. The first lines may have precedence on the GPU (--ahead). When the minutes are over each gets a SIGTERM, on which
 sparring saves its place, and a SIGKILL if it lingers. A command that ended well leaves LOGS/N.done and is not called
 again; what it prints goes to LOGS/N.txt. Called with setsid it survives the shell that began it. queues/ has the lists
 of the paper's tables and figures: several rows a line, because only the first run of a process has to compile.
@@ -54,13 +54,13 @@ class Queue:
             file.write(f"{time.monotonic() - self.began:6.0f} s  {line}\n")
 
 
-def work(queue: Queue, environment: dict[str, str]) -> None:
+def work(queue: Queue, environment: dict[str, str], ahead: int) -> None:
     """One slot: command after command."""
     while (job := queue.next()) is not None:
         number, command = job
         queue.say(f"begin {number}: {command}")
         # MPS: 0 is normal, 1 below it.
-        environ = environment | {"CUDA_MPS_CLIENT_PRIORITY": "1" if number else "0"}
+        environ = environment | {"CUDA_MPS_CLIENT_PRIORITY": "0" if number < ahead else "1"}
         with (queue.logs / f"{number}.txt").open("a") as log:
             process = subprocess.Popen(shlex.split(command), env=environ, stdout=log, stderr=subprocess.STDOUT)
             code = finish(process, queue.until)
@@ -84,6 +84,7 @@ def main() -> None:
     parser.add_argument("logs", type=Path)
     parser.add_argument("queue", type=Path)
     parser.add_argument("--slots", type=int, default=4)
+    parser.add_argument("--ahead", type=int, default=0, help="so many of the first have precedence")
     parser.add_argument("--minutes", type=float, default=9.0)
     parser.add_argument("--device", default="cuda")
     given = parser.parse_args()
@@ -93,7 +94,7 @@ def main() -> None:
     with one_gpu(torch.device(given.device)) as shared:
         environment = {**os.environ, **shared, "PYTHONUNBUFFERED": "1", AT_ONCE: str(given.slots)}
         environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // given.slots)))
-        slots = [threading.Thread(target=work, args=(queue, environment)) for _ in range(given.slots)]
+        slots = [threading.Thread(target=work, args=(queue, environment, given.ahead)) for _ in range(given.slots)]
         for slot in slots:
             slot.start()
             time.sleep(1)  # the first line first
