@@ -114,6 +114,16 @@ def test_a_damaged_result_is_left_out_and_told(sparring):
     assert "plane-lite-seed1.json is damaged" in Path("report.html").read_text()
 
 
+def test_a_foreign_file_among_evaluations_is_left_out_and_told(sparring):
+    assert sparring("train", *QUICK, "--out", "run").code == 0
+    assert sparring("evaluate", "run", "--protocol", "quick", "--limit", "20", "--no-doubts", "--eps", "0.3").code == 0
+    Path("run/evaluation/mine.json").write_text('{"my": "notes"}')
+    said = sparring("report", "run")
+    told = "Left out, because it is no evaluation: run/evaluation/mine.json."
+    assert said.code == 0 and told in said.out and told in Path("report.html").read_text()
+    assert "20 images of digits" in Path("report.html").read_text()
+
+
 def test_a_run_without_an_epoch(sparring):
     assert sparring("train", *QUICK, "--out", "run").code == 0
     Path("run/metrics.jsonl").write_text("")

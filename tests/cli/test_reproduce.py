@@ -110,6 +110,22 @@ def test_time_is_up_and_the_same_command_continues(sparring, monkeypatch):
     assert len(runs.read_environment(folder)) == 2
 
 
+def test_a_run_that_goes_on_says_from_where(sparring, monkeypatch):
+    said = []
+    real = reproduce.carry_out
+
+    def stop_after_an_epoch(jobs, bench):
+        bench.stop = lambda: len(runs.read_metrics(jobs[0].folder)) == 1
+        return real(jobs, bench)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(reproduce, "carry_out", stop_after_an_epoch)
+        said.append(sparring("reproduce", "table-tiny", "--rows", "fat"))
+    said.append(sparring("reproduce", "table-tiny", "--rows", "fat"))
+    assert said[0].out.startswith("training table-tiny fat") and said[0].code == 1
+    assert said[1].out.startswith("continuing after epoch 1: table-tiny fat") and said[1].code == 0
+
+
 def test_the_clock_breaks_a_measurement_off():
     with pytest.raises(KeyboardInterrupt), breakable(time.monotonic() + 0.05):
         time.sleep(30)

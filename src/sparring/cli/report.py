@@ -15,8 +15,8 @@ from sparring import runs
 from sparring.cli.arguments import parse
 from sparring.errors import UserError
 from sparring.recipes import paper
+from sparring.report.gather import foreign, strips
 from sparring.report.gather import methods as rows_of
-from sparring.report.gather import strips
 from sparring.report.names import labels
 from sparring.report.page import Exhibit, Method, write_page
 from sparring.report.walk import Walk
@@ -61,7 +61,15 @@ def run(argv: list[str]) -> int:
         ready = folders  # the first of them says what it lacks
     names = labels({folder: runs.open_run(folder).config for folder in ready})
     methods = [row for folder, name in names.items() for row in rows_of(folder, name)]
-    left_out = _left_out([folder for folder in folders if folder not in ready])
+    left_out = " ".join(
+        filter(
+            None,
+            [
+                _left_out("for want of a finished epoch", [folder for folder in folders if folder not in ready]),
+                _left_out("because it is no evaluation", [path for folder in ready for path in foreign(folder)]),
+            ],
+        )
+    )
     if not methods and not exhibits:
         given = ", ".join(map(str, options.paths))
         raise UserError(
@@ -135,9 +143,9 @@ def _weak(methods: list[Method]) -> str:
     )
 
 
-def _left_out(folders: list[Path]) -> str:
-    """Runs that have nothing to show yet."""
-    return f"Left out, for want of a finished epoch: {', '.join(map(str, folders))}." if folders else ""
+def _left_out(why: str, paths: list[Path]) -> str:
+    """What has nothing to show."""
+    return f"Left out, {why}: {', '.join(map(str, paths))}." if paths else ""
 
 
 def _walks(names: Mapping[Path, str], count: int) -> tuple[list[Walk], str]:

@@ -75,16 +75,9 @@ def _evaluated(folder: Path, config: Config) -> dict[str, _Numbers]:
     Of two evaluations that differ in nothing but their images the one with more of them counts, then the later one.
     """
     found: dict[tuple[str, ...], tuple[int, _Numbers]] = {}
-    for path in sorted((folder / runs.EVALUATION).glob("*.json"), key=lambda path: path.stat().st_mtime_ns):
-        if path.stem == "bound" or path.stem.startswith("bound-"):  # of `sparring bound`: losses, not accuracies
-            continue
-        try:
-            result = Result.from_json(path.read_text(encoding="utf-8"))
-            groups = _groups(result)
-            where = str(result.about.get("data", config.data))
-            doubts = tuple(f"{doubt['name']}: {doubt['why']} {doubt['evidence']}" for doubt in result.doubts)
-        except (ValueError, KeyError, TypeError, AttributeError):
-            raise UserError(f"{path} is not a result of sparring evaluate. Move it away, and evaluate again.") from None
+    for read in filter(None, _evaluations(folder).values()):
+        result, groups, doubts = read
+        where = str(result.about.get("data", config.data))
         which = "best checkpoint" if result.about.get("which") == "best" else ""
         epoch = result.about.get("facts", {}).get("epoch")
         if isinstance(epoch, int) and epoch != config.epochs:
@@ -98,6 +91,26 @@ def _evaluated(folder: Path, config: Config) -> dict[str, _Numbers]:
         images = "1 image" if n == 1 else f"{n:,} images"
         rows[", ".join(filter(None, [f"eps {eps_text}", f"{images} of {where}", *rest]))] = numbers
     return rows
+
+
+def foreign(folder: Path) -> list[Path]:
+    """The files among a run's evaluations that are none."""
+    return [path for path, read in _evaluations(folder).items() if read is None]
+
+
+def _evaluations(folder: Path) -> dict[Path, tuple[Result, dict[float, list[Record]], tuple[str, ...]] | None]:
+    """What RUN/evaluation holds, the earliest first: each with its attacks by radius and its doubts, if it is whole."""
+    found: dict[Path, tuple[Result, dict[float, list[Record]], tuple[str, ...]] | None] = {}
+    for path in sorted((folder / runs.EVALUATION).glob("*.json"), key=lambda path: path.stat().st_mtime_ns):
+        if path.stem == "bound" or path.stem.startswith("bound-"):  # of `sparring bound`: losses, not accuracies
+            continue
+        try:
+            result = Result.from_json(path.read_text(encoding="utf-8"))
+            doubts = tuple(f"{doubt['name']}: {doubt['why']} {doubt['evidence']}" for doubt in result.doubts)
+            found[path] = (result, _groups(result), doubts)
+        except (ValueError, KeyError, TypeError, AttributeError, OSError):
+            found[path] = None
+    return found
 
 
 def _groups(result: Result) -> dict[float, list[Record]]:
