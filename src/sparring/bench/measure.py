@@ -219,7 +219,7 @@ class Bench:
         """The same batches by the plain eager path and the literal loop, in fp32 as torch has it, beside the engine.
 
         Each way begins with the same weights and statistics, and goes through all batches once before the clock runs:
-        cuDNN tunes for every batch size that it meets.
+        the first meeting with a batch size costs more than all that follow.
         """
         self._warm_up()
         kept_state = {name: tensor.clone() for name, tensor in self.state.model.state_dict().items()}
