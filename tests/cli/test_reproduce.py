@@ -243,8 +243,11 @@ def test_the_plan(sparring):
         (["table-tiny", "--result", "x"], ["--results"]),
         (["--rows", "fat"], ["--rows needs an item", "sparring reproduce ITEM --rows"]),
         (["--rows", "fat", "table-tiny"], ["the item goes first: sparring reproduce table-tiny --rows"]),
-        (["table-tiny", "--runs", "/proc/runs"], ["cannot make the folder /proc/runs", "--runs FOLDER"]),
-        (["fig-motivation", "--results", "/proc/none"], ["cannot make the folder /proc/none", "--results FOLDER"]),
+        (["table-tiny", "--runs", "/proc/runs"], ["cannot make the folder /proc/runs", "Choose another with --runs"]),
+        (
+            ["fig-motivation", "--results", "/proc/none"],
+            ["cannot make the folder /proc/none", "Choose another with --results"],
+        ),
         (["--plan"], ["--plan needs an item"]),
         (["--draw", "--max-minutes", "5"], ["--max-minutes needs an item"]),
     ],
@@ -276,8 +279,10 @@ def test_missing_data_and_a_missing_gpu(sparring, monkeypatch, tmp_path):
 
 
 def test_a_folder_that_cannot_be_written_is_told_before_the_work(sparring, monkeypatch):
-    monkeypatch.setattr(reproduce.os, "access", lambda path, mode: "table-tiny" not in str(path))
-    sparring("reproduce", "table-tiny").mends("the folder results/table-tiny is not writable", "--results FOLDER")
+    monkeypatch.setattr("os.access", lambda path, mode: "table-tiny" not in str(path))
+    sparring("reproduce", "table-tiny").mends(
+        "the folder results/table-tiny is not writable", "Choose another with --results"
+    )
 
 
 def test_what_another_declaration_made_is_told_and_kept(sparring, measured):

@@ -94,19 +94,19 @@ class Bench:
             "options": dataclasses.asdict(self.options),
             **runs.environment(self.device),
         }
-        self.began = time.perf_counter()
+        began = time.perf_counter()
         self.engine: Engine = train.engine_for(self.config, self.state, self.data, self.device, "auto")
         x, y = self._batch(0)
         with tuned(self.engine):
             self._attack(self.engine, x, y, tau=0, step=0)
             wait(self.device)
-            attack = time.perf_counter() - self.began
+            attack = time.perf_counter() - began
             self.engine.update(x, x, y, 0.0, self.awp)
         wait(self.device)
-        first = time.perf_counter() - self.began
+        first = time.perf_counter() - began
         self.start = {"attack_s": attack, "first_step_s": first, "process_s": time.time() - _process_began()}
         self.found["start_up"] = self.start
-        self.warm = 0  # epochs trained so far
+        self.trained = 0  # epochs trained so far
         self.step_times: dict[int, Timed] = {}
         shape = (1, self.data.channels, *self.data.size)
         self.flops = forward_flops(self.state.model, shape)
@@ -202,7 +202,7 @@ class Bench:
                 row = self._next_epoch(tau)
                 every[name].append(row)
                 row["of_madry"] = row["seconds"] / every["Madry"][-1]["seconds"]  # of the same round
-        self.found["epochs"] = kept = [_together(name, each) for name, each in every.items()]
+        self.found["epochs"] = kept = [_over_rounds(name, each) for name, each in every.items()]
         rows = []
         for row in kept:
             more = f"  {row['over_its_steps']:.3f} of its own steps" if "over_its_steps" in row else ""
@@ -293,8 +293,8 @@ class Bench:
             draws = generator(self.device, self.config.seed, index)
             if way == "literal":
                 s = self.config.attack.at(1, 1)
-                numbers = {"eps": s.eps, "step_size": s.step_size, "steps": s.steps, "noise": s.noise}
-                x_adv, labels, origins, steps = literal_pgd(model, x, y, tau=tau, generator=draws, **numbers)  # type: ignore[arg-type]
+                numbers: dict[str, Any] = {"eps": s.eps, "step_size": s.step_size, "steps": s.steps, "noise": s.noise}
+                x_adv, labels, origins, steps = literal_pgd(model, x, y, tau=tau, generator=draws, **numbers)
                 engine.update(origins, x_adv, labels, 0.0, self.awp)
                 taken.add_(steps / len(x))
             else:
@@ -308,14 +308,14 @@ class Bench:
 
     def _warm_up(self) -> None:
         """So many epochs at tau 0, once: a model that has just begun is fooled at once."""
-        while self.warm < self.options.before:
+        while self.trained < self.options.before:
             self._next_epoch(0)
 
     def _next_epoch(self, tau: int) -> dict[str, Any]:
-        self.warm += 1
+        self.trained += 1
         # The schedules stand still: every epoch is an epoch of as long a run.
-        config = replace(self.config, lr=constant(0.05), epochs=self.warm)
-        return self.epoch(config, self.warm, tau)
+        config = replace(self.config, lr=constant(0.05), epochs=self.trained)
+        return self.epoch(config, self.trained, tau)
 
     def epoch(self, config: Config, epoch: int, tau: int) -> dict[str, Any]:
         """One epoch of the real training loop; against its own steps, where they have been timed."""
@@ -362,7 +362,7 @@ class Bench:
         return next(iter(batches(Split(self.training.x[part], self.training.y[part]), size)))
 
 
-def _together(name: str, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _over_rounds(name: str, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The epochs of one tau: of each quantity the median, of the times and the ratio the spread too."""
     middle = {
         key: statistics.median(row[key] for row in rows) for key, value in rows[0].items() if isinstance(value, float)

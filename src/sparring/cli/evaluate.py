@@ -204,9 +204,9 @@ def _tell_unfinished(path: Path) -> None:
 def open_results(path: Path, *, out: Path | None, json: Path | None) -> Path:
     """The folder for results, made before the work, so that nothing is measured which cannot be kept."""
     folder = out or _folder(path)
-    _make_folder(folder, "--out")
+    make_folder(folder, "--out")
     if json:
-        _make_folder(json.parent, "--json")
+        make_folder(json.parent, "--json")
         if json.is_dir():
             raise UserError(f"{json} is a folder. Name a file: --json {json / 'result.json'}.")
     return folder
@@ -254,7 +254,8 @@ def _name(asked: Arguments) -> str:
     return "-".join(parts)
 
 
-def _make_folder(folder: Path, flag: str) -> None:
+def make_folder(folder: Path, flag: str) -> None:
+    """Before the work, so that nothing is done which cannot be kept."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

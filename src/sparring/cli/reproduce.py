@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import shlex
 import sys
 import time
@@ -14,27 +13,25 @@ from typing import Annotated, Literal
 
 import torch
 import tyro
-from rich import box
-from rich.measure import Measurement
 from rich.table import Table
 
 from sparring.checkpoint import write_text
 from sparring.cli.arguments import parse
+from sparring.cli.evaluate import make_folder
 from sparring.cli.progress import TrainingBar
 from sparring.cli.screen import Screen, let_go
+from sparring.cli.shown import show
 from sparring.cli.train import breakable, pick_device, stopping
 from sparring.data import describe
 from sparring.errors import RunFailed, UserError
 from sparring.evaluation.protocols import find as find_protocol
 from sparring.recipes import paper
 from sparring.recipes.paper import Item, Robustness, Scale
-from sparring.report.beside import Line, as_printed, best
 from sparring.reproduce import Bench, Job, Stopped, carry_out, cost, plan, results, state, wanting
-from sparring.reproduce.collect import Collected, collect, lines, notes
+from sparring.reproduce.collect import Collected, collect
 from sparring.reproduce.draw import draw
 from sparring.reproduce.headline import headline
 from sparring.reproduce.plan import default_seeds
-from sparring.reproduce.verdict import seen
 from sparring.together import run_together
 
 DESCRIPTION = """Regenerate a table or figure of the paper, beside the paper's own numbers. Finished runs are used
@@ -198,19 +195,9 @@ def _possible(item: Item, jobs: Sequence[Job], options: Options, device: torch.d
         if isinstance(job.row.measure, Robustness):
             find_protocol(job.row.measure.protocol)
     if ahead:
-        _writable("--results", ahead[0].path.parent)
+        make_folder(ahead[0].path.parent, "--results")
     if any(job.config is not None for job in ahead):
-        _writable("--runs", options.runs)
-
-
-def _writable(flag: str, folder: Path) -> None:
-    """Make it, before work is done that could not be kept."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot make the folder {folder}: {error.strerror}. Choose another: {flag} FOLDER.") from None
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise UserError(f"the folder {folder} is not writable. Choose another: {flag} FOLDER.")
+        make_folder(options.runs, "--runs")
 
 
 def _soon(jobs: Sequence[Job]) -> bool:
@@ -295,61 +282,6 @@ def _command(share: Sequence[Job], options: Options, device: torch.device) -> li
     words += ["--results", str(options.results), "--runs", str(options.runs)]
     words += ["--limit", str(options.limit)] if options.limit else []
     return words + (["--max-minutes", f"{options.max_minutes:.3f}"] if options.max_minutes else [])
-
-
-def show(collected: Collected, screen: Screen) -> None:
-    """The table on the screen, what must be known about it, and the files it was drawn to."""
-    if collected.item.kind == "table":
-        table = _table(collected.item, lines(collected))
-        if Measurement.get(screen, screen.options.update(max_width=1000), table).maximum > screen.width:
-            table = _table(collected.item, lines(collected), between="\n± ")
-        screen.print(table)
-    told: Callable[[str], None] = lambda line: screen.print(line, highlight=False)  # noqa: E731
-    for note in notes(collected):
-        told(note)
-    if collected.found:
-        told(f"What we see: {seen(collected)}")
-    drawn = draw(collected) if collected.found or collected.begun else {}
-    for caption in dict.fromkeys(drawn.values()):
-        if caption:
-            told(caption)
-    for path in drawn:
-        screen.print(f"wrote {path}", highlight=False, soft_wrap=True)
-
-
-def _table(item: Item, each: Sequence[Line], between: str = " ± ") -> Table:
-    """Two lines a method: ours, and the paper's. Columns that are empty for everybody are left out.
-
-    Args:
-        between: stands before a deviation; with a line break a narrow screen has room for the table.
-    """
-    title = f"{item.where}: {item.title}. Test accuracy, %"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    table.add_column("")
-    table.add_column("", no_wrap=True)
-    columns = [column for column in item.columns if any(column in line.ours or column in line.paper for line in each)]
-    costs = ["BPs"] if any(line.backprops is not None for line in each) else []
-    for column in (*columns, *costs):
-        table.add_column(column, justify="right", no_wrap=True)
-    for line in each:
-        ours = []
-        for column in columns:
-            cell = line.ours.get(column)
-            star = "*" if cell is not None and cell.text == best(each, column) else ""
-            ours.append("" if cell is None else f"{star}{cell.text}".replace(" ± ", between))
-        backprops = ["" if line.backprops is None else f"{line.backprops:.1f}"] if costs else []
-        table.add_row(line.label, "ours" if line.ours else "not yet", *ours, *backprops)
-        cells = [
-            as_printed(line.paper[column]).replace(" ± ", between) if column in line.paper else "" for column in columns
-        ]
-        table.add_row("", "paper", *cells, *[""] * len(costs), style="dim", end_section=True)
-    ours_are = dict.fromkeys(line.about for line in each if line.ours)
-    papers = dict.fromkeys(line.paper_about for line in each)
-    if ours_are:
-        starred = " (* the best)" if sum(bool(line.ours) for line in each) > 1 else ""
-        table.caption = f"Ours: {'; '.join(ours_are)}{starred}. The paper's: {', '.join(papers)}."
-        table.caption_justify = "left"
-    return table
 
 
 def _planned(jobs: Sequence[Job]) -> Table:
