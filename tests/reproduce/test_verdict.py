@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from sparring.recipes import paper
+from sparring.report.beside import Line, Ours
 from sparring.reproduce import draw
 from sparring.reproduce.collect import collect
-from sparring.reproduce.verdict import seen
+from sparring.reproduce.verdict import _pair, seen
 from tests.reproduce.test_draw import points
 from tests.reproduce.tiny import COURSE, TABLE
 
@@ -31,22 +32,43 @@ def against(collected, natural, pgd20, n):
 
 
 @pytest.mark.parametrize(
-    ("natural", "pgd20", "n", "verdict"),
+    ("natural", "pgd20", "n", "verdict", "sure"),
     [
-        (0.85, 0.50, 10_000, "confirmed"),
-        (0.85, 0.49, 10_000, "confirmed"),  # a point is within the noise
-        (0.80, 0.55, 10_000, "confirmed"),  # the other way to be better
-        (0.85, 0.45, 10_000, "a trade"),
-        (0.80, 0.50, 10_000, "not confirmed"),
-        (0.75, 0.50, 10_000, "not confirmed"),
-        (0.85, 0.50, 100, "not confirmed"),  # five points of a hundred images
+        (0.85, 0.50, 10_000, "confirmed", "Natural"),
+        (0.85, 0.49, 10_000, "confirmed", "Natural"),  # a point is within the noise
+        (0.80, 0.55, 10_000, "confirmed", "PGD-20"),  # the other way to be better
+        (0.85, 0.45, 10_000, "a trade", "Natural, PGD-20"),
+        (0.80, 0.50, 10_000, "not confirmed", ""),
+        (0.75, 0.50, 10_000, "not confirmed", "Natural"),
+        (0.85, 0.50, 100, "not confirmed", ""),  # five points of a hundred images
     ],
 )
-def test_a_table_holds_a_method_against_its_baseline(measured, monkeypatch, natural, pgd20, n, verdict):
+def test_a_table_holds_a_method_against_its_baseline(measured, monkeypatch, natural, pgd20, n, verdict, sure):
     monkeypatch.setattr("sparring.reproduce.verdict._CLAIMED", ("natural", "pgd10"))  # ten steps are enough here
     said = against(collect(TABLE, measured / "results"), natural, pgd20, n)
-    start = f"FAT against Madry: Natural {100 * (natural - 0.8):+.1f} (+2.0), PGD-20 {100 * (pgd20 - 0.5):+.1f} (+0.3)"
-    assert said == f"{start}: {verdict}."
+    told = {
+        "Natural": f"Natural {100 * (natural - 0.8):+.1f} (+2.0)",
+        "PGD-20": f"PGD-20 {100 * (pgd20 - 0.5):+.1f} (+0.3)",
+    }
+    beyond = "; ".join(text for column, text in told.items() if column in sure)
+    within = "; ".join(text for column, text in told.items() if column not in sure)
+    parts = [
+        f"FAT against Madry: {verdict}.",
+        beyond and f"Beyond the noise: {beyond}.",
+        within and f"Within it: {within}.",
+    ]
+    assert said.startswith(" ".join(filter(None, parts)) + " In points, ")
+
+
+@pytest.mark.parametrize(("attack", "verdict"), [("autoattack", "a trade"), ("cw30", "a trade"), ("fgsm", "confirmed")])
+def test_a_loss_under_any_attack_but_the_weakest_counts(attack, verdict):
+    new, old = (
+        Line("", "", {"Natural": Ours((natural,), 10_000), "Other": Ours((robust,), 10_000)})
+        for natural, robust in ((0.85, 0.45), (0.80, 0.50))
+    )
+    assert f": {verdict}. Beyond the noise: Natural +5.0; Other -5.0." in _pair(
+        new, old, {"Natural": "natural", "Other": attack}
+    )
 
 
 def test_every_friendly_row_of_the_tables_is_held_against_another():
@@ -99,7 +121,19 @@ def test_lines(measured, tmp_path):
                 "PGD-20-0 data are no purer than PGD-20 data in 3 of 3 layers: of their neighbours 71% are",
             ],
         ),
-        ("table1", ["not yet measured."]),
+        (
+            "table1",
+            [
+                "FAT 8/255 against Madry: a trade. Beyond the noise: Natural +4.7 (+2.0); FGSM +1.4 (+9.4); PGD-20 -",
+                "FAT 16/255 against Madry: confirmed. Beyond the noise: PGD-20 +3.2 (+4.1); PGD-100 +3.4. Within it: N",
+            ],
+        ),
+        (
+            "table2",
+            ["8/255 against TRADES: confirmed. Beyond the noise: Natural", "16/255 against TRADES: not confirmed."],
+        ),
+        ("table4", ["8/255 against MART: confirmed. Beyond the noise: Natural", "16/255 against MART: a trade."]),
+        ("table3", ["not yet measured."]),
     ],
 )
 def test_the_results_that_are_kept_here(name, parts):

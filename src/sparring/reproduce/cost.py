@@ -1,7 +1,7 @@
 """What a job costs on one H200, from the times of a step (docs/performance.md): a guide, rounded, never a result.
 
 An epoch is batches x (attack steps + update). Friendly training is reckoned as 0.75 K steps at the full batch: late
-steps of few images cost more than their share (results/engine/bench-resnet18-h200.json: at 5.5 of 10 BPs 0.74 K).
+steps of few images cost more than their share (results/engine/bench-resnet18-h200.json: at 5.4 of 10 BPs 0.75 K).
 """
 
 from __future__ import annotations
