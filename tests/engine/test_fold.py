@@ -241,4 +241,4 @@ def test_a_fault_at_many_images_alone_is_seen(monkeypatch):
         return really(x, *args, **kwargs)
 
     monkeypatch.setattr(units, "conv_relu", small)
-    assert agrees(network, model, x[:8]) and not agrees(network, model, x[:8], most=16)
+    assert agrees(network, model, x[:8]) and not agrees(network, model, x[:8], sizes=(4, 16))

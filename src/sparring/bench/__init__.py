@@ -1,5 +1,5 @@
 """How fast training is, measured: steps, epochs, start-up, runs side by side; the plain ways in the same run."""
 
-from sparring.bench.measure import Bench, Options
+from sparring.bench.measure import Bench, Options, told_start
 
-__all__ = ["Bench", "Options"]
+__all__ = ["Bench", "Options", "told_start"]

@@ -13,7 +13,7 @@ import itertools
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -83,6 +83,7 @@ class Bench:
     options: Options
 
     def __post_init__(self) -> None:
+        given = time.time()
         training, _ = hold_out(self.data.train, self.config.validation, seed=0)
         count = self.options.images or len(training)
         self.training = Split(training.x[:count], training.y[:count]).to(self.device)
@@ -94,17 +95,25 @@ class Bench:
             "options": dataclasses.asdict(self.options),
             **runs.environment(self.device),
         }
-        began = time.perf_counter()
+        began = time.time()
         self.engine: Engine = train.engine_for(self.config, self.state, self.data, self.device, "auto")
         x, y = self._batch(0)
         with tuned(self.engine):
             self._attack(self.engine, x, y, tau=0, step=0)
             wait(self.device)
-            attack = time.perf_counter() - began
+            attacked = time.time()
             self.engine.update(x, x, y, 0.0, self.awp)
         wait(self.device)
-        first = time.perf_counter() - began
-        self.start = {"attack_s": attack, "first_step_s": first, "process_s": time.time() - _process_began()}
+        done, process = time.time(), _process_began()
+        self.start = {
+            "imports_s": _IMPORTED - process,
+            "data_s": given - _IMPORTED,
+            "device_s": began - given,
+            "attack_s": attacked - began,
+            "update_s": done - attacked,
+            "first_step_s": done - began,  # since the model was there
+            "process_s": done - process,
+        }
         self.found["start_up"] = self.start
         self.trained = 0  # epochs trained so far
         self.step_times: dict[int, Timed] = {}
@@ -132,8 +141,7 @@ class Bench:
 
     def start_up(self) -> Rows:
         """How long it took until a step was done: since the model was there, and since the process began."""
-        seconds = f"{self.start['first_step_s']:.1f} s, {self.start['process_s']:.1f} s after the process began"
-        return [("this", self.engine.line), ("first step after", seconds)]
+        return [("this", self.engine.line), ("first step after", told_start(self.start))]
 
     def memory(self) -> Rows:
         """The most memory that was in use."""
@@ -380,11 +388,17 @@ def _over_rounds(name: str, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+def told_start(start: Mapping[str, float]) -> str:
+    """A start-up in words, with its parts in their order."""
+    parts = ", ".join(f"{name} {start[f'{name}_s']:.1f}" for name in ("imports", "data", "device", "attack", "update"))
+    return f"{start['first_step_s']:.1f} s, {start['process_s']:.1f} s after the process began ({parts})"
+
+
 def _process_began() -> float:
-    """Seconds since the epoch, from Linux's count of ticks since boot; elsewhere when this module was imported."""
+    """Seconds since the epoch, by Linux's count of ticks since boot; elsewhere when this module was imported."""
     try:
         ticks = float(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-        boot = next(line for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime"))
-        return float(boot.split()[1]) + ticks / os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError, IndexError, StopIteration):
+        up = float(Path("/proc/uptime").read_text().split()[0])
+        return time.time() - up + ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError):
         return _IMPORTED

@@ -15,7 +15,7 @@ import torch
 import tyro
 
 from sparring import recipes
-from sparring.bench import Bench, Options
+from sparring.bench import Bench, Options, told_start
 from sparring.checkpoint import write_text
 from sparring.cli.arguments import parse
 from sparring.cli.screen import Screen
@@ -94,8 +94,9 @@ def _measure(recipe: str, config: Config, device: torch.device, asked: Arguments
     if asked.cold_start:
         bench.found["cold_start"] = _starts(recipe, config, asked.device)
         for which, start in bench.found["cold_start"].items():
-            seconds = f"{start['first_step_s']:.1f} s, {start['process_s']:.1f} s after the process began"
-            screen.print(f"  {which + ' cache':28} first step after {seconds}", highlight=False)
+            screen.print(
+                f"  {which + ' cache':28} first step after {told_start(start)}", highlight=False, soft_wrap=True
+            )
         write_text(asked.json, json.dumps(bench.found, indent=1))
 
 

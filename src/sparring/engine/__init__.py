@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from sparring.attacks import Found, friendly_pgd
 from sparring.engine.average import Average
+from sparring.engine.buckets import bucket_sizes
 from sparring.engine.fold import Folded, agrees, fold
 from sparring.engine.graphs import on
 from sparring.engine.replay import Replayed
@@ -84,10 +85,11 @@ def prepare(
         return Engine(friendly_pgd, plain, model, f"engine: plain, fp32 ({why})", 1, average)
     dtype = next(model.parameters()).dtype
     how_to_fold: dict[str, Any] = {"dtype": torch.bfloat16 if half else dtype, "fused": half and cuda}
+    every = max(16, batch // 16)  # a bucket costs about a second of start-up
     folded = fold(model, **how_to_fold)
     if folded is not None and how_to_fold["fused"]:
         probe = torch.rand((8, *shape), generator=torch.Generator().manual_seed(0)).to(device)
-        how_to_fold["fused"] = agrees(folded, model, probe, most=batch)
+        how_to_fold["fused"] = agrees(folded, model, probe, sizes=bucket_sizes(batch, every=every))
         folded = folded if how_to_fold["fused"] else fold(model, **how_to_fold)
     walked: Network = _as_it_is(model, half) if folded is None else folded
     network = walked
@@ -122,7 +124,6 @@ def prepare(
         also=list(average.state().values()) if average else (),
         exchange=exchange,
     )
-    every = max(16, batch // 16)  # a bucket costs about a second of start-up
     walk = FastWalk(walked, batch, shape, classes, device=device, dtype=dtype, every=every)
     captured = "captured graphs" if cuda else "uncaptured: no CUDA"
     line = f"engine: fast, {'bf16' if half else 'fp32'}, {captured}, {how}"

@@ -19,6 +19,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sparring.engine.compiling import launch
+
 
 # A kernel takes a second to compile: whatever can be a number is one.
 @triton.jit(do_not_specialize=["images", "height", "width", "out_height", "out_width", "adds", "split"])
@@ -292,7 +294,9 @@ def _launch(
     x2, weight2, stride2 = (x, weight, 1) if shortcut is None else shortcut
     given = [x if tensor is None else tensor for tensor in (bias, z, y)]
     numbers = (images, height, width, inner, x2.shape[1], out_height, out_width, outer, int(z is not None), cut.split)
-    _conv[(tiles, cut.split)](
+    launch(
+        _conv,
+        (tiles, cut.split),
         *(x, weight, x2, weight2, *given, out, parts, arrived),
         *numbers,
         STRIDE=stride,

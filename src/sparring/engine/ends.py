@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sparring.engine.compiling import launch
+
 _STEM = 128  # places of a program in the first layer, forward
 
 
@@ -126,7 +128,9 @@ def stem(x: Tensor, rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         (len(rows), len(weight), height, width), dtype=weight.dtype, device=x.device, memory_format=torch.channels_last
     )
     places = len(rows) * height * width
-    _stem[(triton.cdiv(places, _STEM), len(weight) // 64)](
+    launch(
+        _stem,
+        (triton.cdiv(places, _STEM), len(weight) // 64),
         *(x, rows, weight, bias, out, len(rows), height, width, len(weight), weight.shape[1], channels),
         *(_STEM, 64, triton.next_power_of_2(9 * channels)),
     )
@@ -164,7 +168,9 @@ def _launch_to_pixels(
     natural, target, kicks, numbers, step_index = walk
     places = images * height * width
     block = 64 if places < 45_000 else 128
-    _to_pixels[(triton.cdiv(places, block),)](
+    launch(
+        _to_pixels,
+        (triton.cdiv(places, block),),
         *(g, weight, out, natural, target, natural if kicks is None else kicks, numbers, step_index),
         *(images, height, width, inner, weight.shape[1], len(out) - 1, out.shape[1]),
         *(move, kicks is not None, project, block, 16, 64),

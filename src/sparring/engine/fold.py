@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -144,11 +144,11 @@ def fold(model: nn.Module, *, dtype: torch.dtype, fused: bool) -> Folded | None:
     return network.eval()
 
 
-def agrees(fused: Folded, model: nn.Module, x: Tensor, *, most: int = 0) -> bool:
+def agrees(fused: Folded, model: nn.Module, x: Tensor, *, sizes: Sequence[int] = ()) -> bool:
     """Whether the fused operations run where x is, and are about as near to the model as the plain ones are.
 
-    With `most` they are also tried on so many images: larger batches are cut into larger pieces, which need more of
-    a processor's memory than some have.
+    With `sizes` their kernels are made ready for so many images, and they are also tried on the most: larger batches
+    are cut into larger pieces, which need more of a processor's memory than some have.
 
     bf16 alone turns the gradient of a deep network by a good deal (a WRN-34-10's by 0.08 of a cosine), so the plain
     operations in the same precision are what the fused ones are held against.
@@ -156,7 +156,10 @@ def agrees(fused: Folded, model: nn.Module, x: Tensor, *, most: int = 0) -> bool
     plain, exact = (fold(model, dtype=dtype, fused=False) for dtype in (fused.dtype, torch.float32))
     if plain is None or exact is None:
         return False
+    most = max(sizes, default=0)
     try:
+        if fused.passes is not None and fused.passes.takes(x):
+            fused.passes.compile_for((len(x), *sizes), x.shape[1:])
         (ours, uphill), (theirs, their_uphill), (logits, gradient) = (_probed(n, x) for n in (fused, plain, exact))
         if most > len(x):
             _probed(fused, x[:1].expand(most, *x.shape[1:]))

@@ -13,6 +13,8 @@ computes it.
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -28,12 +30,14 @@ Brought = dict[int, tuple[Tensor, "Filter | None"]]  # gradients that shortcuts 
 
 
 class Tools(NamedTuple):
-    """The modules with the kernels, and what they need: see conv.conv."""
+    """The modules with the kernels, what they need (see conv.conv), and cuDNN's convolutions."""
 
     conv: ModuleType
     ends: ModuleType
     pooling: ModuleType
     arrived: Tensor
+    cudnn: Callable[..., Tensor] = conv_forward
+    cudnn_back: Callable[..., Tensor] = back_to
 
 
 class Filter:
@@ -80,7 +84,7 @@ class Conv:
         x, of = values[-1], self.filter
         added = None if self.added is None else values[self.added]
         if self.shortcut is None and tools.conv.cudnn_is_faster(x, of.weight, of.stride[0], back=False):
-            return conv_forward(x, added, of.weight, of.bias, of.stride, of.padding)
+            return tools.cudnn(x, added, of.weight, of.bias, of.stride, of.padding)
         how = {"stride": of.stride[0], "arrived": tools.arrived} | _more(added, self.shortcut)
         out: Tensor = tools.conv.conv(x, of.weight, bias=of.bias, relu=True, **how)
         return out
@@ -92,7 +96,7 @@ class Conv:
             brought[self.added] = (gradient, self.shortcut)
         other, shortcut = brought.pop(place, (None, None))
         if shortcut is None and tools.conv.cudnn_is_faster(gradient, of.weight, of.stride[0], back=True):
-            return back_to(y, gradient, of.weight, of.stride, of.padding, other)
+            return tools.cudnn_back(y, gradient, of.weight, of.stride, of.padding, other)
         how = {"stride": of.stride[0], "arrived": tools.arrived} | _more(other, shortcut)
         out: Tensor = tools.conv.conv_back(gradient, of.weight, y=y, **how)
         return out
@@ -185,6 +189,20 @@ class Passes:
         few = (images or len(x)) * height * width * self.most < 2**31
         return few and height % self.times == 0 and width % self.times == 0
 
+    def compile_for(self, sizes: Iterable[int], shape: Iterable[int]) -> None:
+        """Have the layers' kernels for so many images compiled side by side. Kernels of other libraries do not run."""
+        from sparring.engine.compiling import compiling  # needs Triton, as all kernels do
+
+        dry = copy.copy(self)
+        dry.tools = self.tools._replace(cudnn=_like_forward, cudnn_back=_like_back)
+        x = torch.zeros(1, *shape, device=self.head.weight.device)
+        with compiling():
+            for size in sorted(set(sizes)):
+                rows = torch.zeros(size, dtype=torch.int64, device=x.device)
+                logits, values = dry.forward(x, rows)
+                gradient = dry.back(torch.zeros_like(logits), values)
+                self.tools.ends.to_pixels(gradient, self.stem.weight, self.channels)
+
     def __call__(self, x: Tensor) -> Tensor:
         """Logits, which autograd can take back to x."""
         logits: Tensor = _Both.apply(x, self)  # type: ignore[no-untyped-call]
@@ -204,6 +222,17 @@ class Passes:
         for place in reversed(range(len(self.steps))):
             gradient = self.steps[place].back(gradient, values, place, brought, self.tools)
         return gradient
+
+
+def _like_forward(x: Tensor, z: Tensor | None, weight: Tensor, bias: Tensor, stride: Any, padding: Any) -> Tensor:
+    """An image of the shape that the convolution would give."""
+    shape = (len(x), len(weight), x.shape[2] // stride[0], x.shape[3] // stride[1])
+    return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
+
+
+def _like_back(y: Tensor, *given: Any) -> Tensor:
+    """An image of the shape that the gradient at y would have."""
+    return torch.empty_like(y)
 
 
 def _more(added: Tensor | None, shortcut: Filter | None) -> dict[str, Any]:

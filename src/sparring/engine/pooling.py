@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sparring.engine.compiling import launch
+
 
 @triton.jit
 def _pool_dense(
@@ -151,4 +153,4 @@ def _launch_max_pool(y: Tensor, g: Tensor, out: Tensor, small: Tensor, *, back: 
     _, channels, height, width = small.shape
     block = 512
     grid = (triton.cdiv(small.numel(), block),)
-    _max_pool[grid](y, g, out, small.numel(), height, width, channels, back, block)
+    launch(_max_pool, grid, y, g, out, small.numel(), height, width, channels, back, block)

@@ -1,0 +1,110 @@
+"""Kernels are compiled side by side before they run: all that will be launched, and nothing is run for it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="the kernels need Triton, which pip install -e '.[dev]' brings on Linux")
+
+import triton
+
+from sparring.engine import conv, ends, fused, passes, pooling
+from sparring.engine.compiling import compiling, launch
+from sparring.engine.fold import fold
+from sparring.models import build
+
+
+class Kernel:
+    """Stands for a kernel: notes how it was called, and computes nothing."""
+
+    def __init__(self):
+        self.ran, self.compiled = set(), set()
+
+    def __getitem__(self, grid):
+        return lambda *args, **named: self.ran.add(self.kind(args, named))
+
+    def warmup(self, *args, grid, **named):
+        self.compiled.add(self.kind(args, named))
+
+    @staticmethod
+    def kind(args, named):
+        """What a kernel is compiled for: types, and what is a number in the code. Here also the sizes, to be strict."""
+        return (*(arg.dtype if isinstance(arg, torch.Tensor) else arg for arg in args), *sorted(named.items()))
+
+
+def test_a_kernel_runs_unless_it_is_only_to_be_compiled():
+    kernel = Kernel()
+    launch(kernel, (1,), 1)
+    with compiling():
+        launch(kernel, (1,), 2, warps=4)
+    with pytest.raises(ValueError, match="stop"), compiling():
+        raise ValueError("stop")
+    launch(kernel, (1,), 3)
+    assert kernel.ran == {(1,), (3,)} and kernel.compiled == {(2, ("warps", 4))}
+
+
+@pytest.mark.parametrize("name", ["resnet18", "small_cnn"])
+def test_what_a_step_launches_was_compiled_before(name, monkeypatch):
+    monkeypatch.setattr(passes, "convolutions_for", lambda device: (conv, ends, pooling))
+    kernels = {}
+    for module, kernel in ((conv, "_conv"), (ends, "_stem"), (ends, "_to_pixels"), (pooling, "_max_pool")):
+        kernels[kernel] = Kernel()
+        monkeypatch.setattr(module, kernel, kernels[kernel])
+    by_hand = fold(build(name, num_classes=10).eval(), dtype=torch.bfloat16, fused=True).passes
+    cudnn = []
+    monkeypatch.setattr(fused.F, "conv2d", lambda *args, **kwargs: cudnn.append("forward"))
+    monkeypatch.setattr(fused, "_input_gradient", lambda *args: cudnn.append("back"))
+    by_hand.compile_for((8, 32, 8), (3, 32, 32))
+    assert not cudnn and not any(kernel.ran for kernel in kernels.values())
+    monkeypatch.undo()
+    for module, kernel in ((conv, "_conv"), (ends, "_stem"), (ends, "_to_pixels"), (pooling, "_max_pool")):
+        monkeypatch.setattr(module, kernel, kernels[kernel])
+    x = torch.zeros(40, 3, 32, 32)
+    for size in (8, 32):
+        logits, values = by_hand.forward(x, torch.arange(size))
+        gradient = by_hand.back(torch.zeros_like(logits), values)
+        ends.to_pixels(gradient, by_hand.stem.weight, 3)
+    for kernel in kernels.values():
+        assert kernel.compiled == kernel.ran
+    assert kernels["_conv"].ran and kernels["_stem"].ran and kernels["_to_pixels"].ran
+
+
+FOR_A_GPU = """
+from types import SimpleNamespace
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+driver.set_active(SimpleNamespace(
+    get_current_device=lambda: 0,
+    get_current_stream=lambda device=None: 0,
+    get_current_target=lambda: GPUTarget("cuda", 90, 32),
+))
+from sparring.engine import conv, ends, passes, pooling
+from sparring.engine.fold import fold
+from sparring.models import build
+passes.convolutions_for = lambda device: (conv, ends, pooling)
+by_hand = fold(build("resnet18", num_classes=10).eval(), dtype=torch.bfloat16, fused=True).passes
+by_hand.compile_for((8, 128), (3, 32, 32))
+for kernel in (conv._conv, ends._stem, ends._to_pixels):
+    for made in kernel.device_caches[0][0].values():
+        assert made.asm["cubin"], kernel
+        print(kernel.__name__, made.metadata.shared)
+"""
+
+
+def test_the_kernels_compile_for_the_gpu_they_are_made_for(tmp_path):
+    """In earnest, for an H200, without one; and they fit into a processor's shared memory (227 KiB)."""
+    if "nvidia" not in triton.backends.backends:
+        pytest.skip("this Triton compiles for no NVIDIA GPU; that of pip install -e '.[dev]' does")
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-W", "ignore", "-c", FOR_A_GPU]
+    made = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert made.returncode == 0, made.stderr[-2000:]
+    lines = [line.split() for line in made.stdout.splitlines()]
+    assert sum(name == "_conv" for name, _ in lines) > 10
+    assert all(int(shared) <= 227 * 1024 for _, shared in lines)
