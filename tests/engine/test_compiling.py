@@ -13,7 +13,7 @@ pytest.importorskip("triton", reason="the kernels need Triton, which pip install
 
 import triton
 
-from sparring.engine import conv, ends, fused, passes, pooling
+from sparring.engine import conv, ends, fused, pooling, reading
 from sparring.engine.compiling import compiling, launch
 from sparring.engine.fold import fold
 from sparring.models import build
@@ -50,7 +50,7 @@ def test_a_kernel_runs_unless_it_is_only_to_be_compiled():
 
 @pytest.mark.parametrize("name", ["resnet18", "small_cnn"])
 def test_what_a_step_launches_was_compiled_before(name, monkeypatch):
-    monkeypatch.setattr(passes, "convolutions_for", lambda device: (conv, ends, pooling))
+    monkeypatch.setattr(reading, "convolutions_for", lambda device: (conv, ends, pooling))
     kernels = {}
     for module, kernel in ((conv, "_conv"), (ends, "_stem"), (ends, "_to_pixels"), (pooling, "_max_pool")):
         kernels[kernel] = Kernel()
@@ -84,10 +84,10 @@ driver.set_active(SimpleNamespace(
     get_current_stream=lambda device=None: 0,
     get_current_target=lambda: GPUTarget("cuda", 90, 32),
 ))
-from sparring.engine import conv, ends, passes, pooling
+from sparring.engine import conv, ends, pooling, reading
 from sparring.engine.fold import fold
 from sparring.models import build
-passes.convolutions_for = lambda device: (conv, ends, pooling)
+reading.convolutions_for = lambda device: (conv, ends, pooling)
 by_hand = fold(build("resnet18", num_classes=10).eval(), dtype=torch.bfloat16, fused=True).passes
 by_hand.compile_for((8, 128), (3, 32, 32))
 for kernel in (conv._conv, ends._stem, ends._to_pixels):

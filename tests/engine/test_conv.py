@@ -135,7 +135,7 @@ def folded(monkeypatch):
         with torch.no_grad():
             for _ in range(2 if norm else 0):
                 model.train()(torch.rand(4, 3, 8, 8))
-        module = importlib.import_module("sparring.engine.passes")
+        module = importlib.import_module("sparring.engine.reading")
         plain = fold(model, dtype=torch.float32, fused=True)
         assert plain.passes is None  # a CPU
         monkeypatch.setattr(module, "convolutions_for", lambda device: LAYERS)
@@ -252,7 +252,7 @@ class Odd(nn.Module):
 @pytest.mark.parametrize("kind", ["flat stem", "dead end", "1x1", "late stride", "broadcast", "late broadcast"])
 def test_what_only_looks_known_is_left_to_autograd(monkeypatch, kind):
     monkeypatch.setattr(
-        importlib.import_module("sparring.engine.passes"), "convolutions_for", lambda device: (conv, ends, pooling)
+        importlib.import_module("sparring.engine.reading"), "convolutions_for", lambda device: (conv, ends, pooling)
     )
     torch.manual_seed(0)
     model = Odd(kind).eval()

@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import os
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,6 +23,7 @@ from sparring import runs, train
 from sparring.attacks import friendly_pgd
 from sparring.bench.company import images_per_second
 from sparring.bench.literal import literal_pgd
+from sparring.bench.start import start_up, told_start
 from sparring.bench.timing import Timed, timed, wait
 from sparring.config import Config, model_facts, to_json
 from sparring.data import Dataset, Split, batches, count_batches, hold_out
@@ -70,7 +69,6 @@ class Options:
 
 
 Rows = list[tuple[str, str]]
-_IMPORTED = time.time()
 
 
 @dataclass
@@ -104,16 +102,7 @@ class Bench:
             attacked = time.time()
             self.engine.update(x, x, y, 0.0, self.awp)
         wait(self.device)
-        done, process = time.time(), _process_began()
-        self.start = {
-            "imports_s": _IMPORTED - process,
-            "data_s": given - _IMPORTED,
-            "device_s": began - given,
-            "attack_s": attacked - began,
-            "update_s": done - attacked,
-            "first_step_s": done - began,  # since the model was there
-            "process_s": done - process,
-        }
+        self.start = start_up(given, began, attacked, time.time())
         self.found["start_up"] = self.start
         self.trained = 0  # epochs trained so far
         self.step_times: dict[int, Timed] = {}
@@ -386,19 +375,3 @@ def _over_rounds(name: str, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "of_madry_high": max(of_madry),
         **launched,
     }
-
-
-def told_start(start: Mapping[str, float]) -> str:
-    """A start-up in words, with its parts in their order."""
-    parts = ", ".join(f"{name} {start[f'{name}_s']:.1f}" for name in ("imports", "data", "device", "attack", "update"))
-    return f"{start['first_step_s']:.1f} s, {start['process_s']:.1f} s after the process began ({parts})"
-
-
-def _process_began() -> float:
-    """Seconds since the epoch, by Linux's count of ticks since boot; elsewhere when this module was imported."""
-    try:
-        ticks = float(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-        up = float(Path("/proc/uptime").read_text().split()[0])
-        return time.time() - up + ticks / os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError, IndexError):
-        return _IMPORTED

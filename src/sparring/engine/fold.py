@@ -19,7 +19,8 @@ from torch import Tensor, fx, nn
 
 from sparring.attacks.setting import quiet
 from sparring.engine.fused import kernels_for
-from sparring.engine.passes import Passes, plan
+from sparring.engine.passes import Passes
+from sparring.engine.reading import plan
 from sparring.engine.units import ConvUnit, Dense, ScaleShift, Unit
 
 _Norm = nn.modules.batchnorm._NormBase  # with statistics, though perhaps without weights

@@ -1,0 +1,37 @@
+"""How long a process takes to its first step, in parts."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+_IMPORTED = time.time()
+_PARTS = ("imports", "data", "device", "attack", "update")
+
+
+def start_up(given: float, began: float, attacked: float, done: float) -> dict[str, float]:
+    """Seconds of every part, of the engine's two together and of all, from when the data and the model were there,
+    the first attack was made and the first update.
+    """
+    process = _process_began()
+    places = (process, _IMPORTED, given, began, attacked, done)
+    parts = {f"{name}_s": after - before for name, before, after in zip(_PARTS, places, places[1:], strict=False)}
+    return parts | {"first_step_s": done - began, "process_s": done - process}
+
+
+def told_start(start: Mapping[str, float]) -> str:
+    """A start-up in words, with its parts in their order."""
+    parts = ", ".join(f"{name} {start[f'{name}_s']:.1f}" for name in _PARTS)
+    return f"{start['first_step_s']:.1f} s, {start['process_s']:.1f} s after the process began ({parts})"
+
+
+def _process_began() -> float:
+    """Seconds since the epoch, by Linux's count of ticks since boot; elsewhere when this module was imported."""
+    try:
+        ticks = float(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        up = float(Path("/proc/uptime").read_text().split()[0])
+        return time.time() - up + ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError):
+        return _IMPORTED
