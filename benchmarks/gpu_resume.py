@@ -4,7 +4,7 @@
     PYTHONPATH=src:site SPARRING_DATA=DATA python3 benchmarks/gpu_resume.py OUT.json --model wrn-34-10 --images 3200
 
 FAT for TRADES (a row of Table 2), two epochs of some images. Trained whole, whole once more (what the GPU itself does
-not repeat), and in parts, stopped at even distances, once within an epoch at least. Told: the largest difference of a
+not repeat), and in parts, stopped at even distances, the first within an epoch. Told: the largest difference of a
 weight, relative to the largest weight, and of the epochs' records. 0 is bit for bit.
 """
 
@@ -85,7 +85,9 @@ def main() -> None:
     data = replace(whole, train=Split(whole.train.x[:count], whole.train.y[:count]))
     config = replace(cifar10.FAT_FOR_TRADES, data=given.data, model=given.model, epochs=2, validation=1000)
     steps = 2 * -(-given.images // config.batch_size)
-    stops = [steps // (given.stops + 1)] * given.stops
+    # Even distances, all moved on by a quarter of one: the middle of two epochs is the end of the first.
+    places = [steps * (4 * number + 5) // (4 * given.stops + 4) for number in range(given.stops)]
+    stops = [place - before for before, place in itertools.pairwise([0, *places])]
     found = {}
     with tempfile.TemporaryDirectory() as folder:
         for name, each in (("whole", []), ("again", []), ("parts", stops)):
@@ -93,9 +95,11 @@ def main() -> None:
             print(f"{name}: {found[name]['seconds']:.1f} s, {found[name]['records'][-1]}", flush=True)
     told = {
         "model": given.model,
+        "objective": config.objective,
+        "batch_size": config.batch_size,
         "images": given.images,
         "steps": steps,
-        "stopped after steps": list(itertools.accumulate(stops)),
+        "stopped after steps": places,
         "sessions": found["parts"]["sessions"],
         "whole against whole again": difference(found["whole"], found["again"]),
         "whole against parts": difference(found["whole"], found["parts"]),

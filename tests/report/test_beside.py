@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sparring.report.beside import Line, Ours, best, markdown, spell
+from sparring.report.beside import Line, Ours, best, markdown, rounded, spell
 
 MADRY = Line("Madry", "ResNet-18", {"Natural": Ours((0.85,), 100), "PGD-20": Ours((0.5,), 100)}, {}, "", 10.0)
 FAT = Line(
@@ -40,4 +40,14 @@ def test_markdown():
         "|  | paper, WRN-32-10 | 89.34 ± 0.221 |  |  |",
         "| DAT | ours: not yet measured |  |  |  |",
         "|  | paper, WRN-32-10 |  | 48.70 |  |",
+    ]
+
+
+def test_a_half_is_rounded_up_and_not_by_chance():
+    assert [rounded(number) for number in (79.35, 80.65, 53.85, 2.25, 0.049)] == ["79.4", "80.7", "53.9", "2.3", "0.0"]
+    assert [rounded(number, sign=True) for number in (81.28 - 79.35, 78.69 - 76.14, -0.95, -0.04)] == [
+        "+1.9",
+        "+2.6",
+        "-1.0",
+        "+0.0",
     ]

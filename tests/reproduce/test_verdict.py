@@ -36,7 +36,7 @@ def against(collected, natural, pgd20, n):
     [
         (0.85, 0.50, 10_000, "confirmed", "Natural"),
         (0.85, 0.49, 10_000, "confirmed", "Natural"),  # a point is within the noise
-        (0.80, 0.55, 10_000, "confirmed", "PGD-20"),  # the other way to be better
+        (0.80, 0.55, 10_000, "confirmed under PGD alone", "PGD-20"),  # the other way to be better
         (0.85, 0.45, 10_000, "a trade", "Natural, PGD-20"),
         (0.80, 0.50, 10_000, "not confirmed", ""),
         (0.75, 0.50, 10_000, "not confirmed", "Natural"),
@@ -58,6 +58,14 @@ def test_a_table_holds_a_method_against_its_baseline(measured, monkeypatch, natu
         within and f"Within it: {within}.",
     ]
     assert said.startswith(" ".join(filter(None, parts)) + " In points, ")
+
+
+@pytest.mark.parametrize(("attack", "verdict"), [("autoattack", ""), ("cw30", ""), ("pgd100", " under PGD alone")])
+def test_a_gain_under_pgd_is_one_of_robustness_where_others_share_it(attack, verdict):
+    new, old = (
+        Line("", "", {"PGD-20": Ours((robust,), 10_000), "Other": Ours((robust,), 10_000)}) for robust in (0.55, 0.50)
+    )
+    assert f": confirmed{verdict}. Beyond" in _pair(new, old, {"PGD-20": "pgd20", "Other": attack})
 
 
 @pytest.mark.parametrize(("attack", "verdict"), [("autoattack", "a trade"), ("cw30", "a trade"), ("fgsm", "confirmed")])
@@ -125,7 +133,7 @@ def test_lines(measured, tmp_path):
             "table1",
             [
                 "FAT 8/255 against Madry: a trade. Beyond the noise: Natural +4.7 (+2.0); FGSM +1.4 (+9.4); PGD-20 -",
-                "FAT 16/255 against Madry: confirmed. Beyond the noise: PGD-20 +3.2 (+4.1); PGD-100 +3.4. Within it: N",
+                "FAT 16/255 against Madry: confirmed under PGD alone. Beyond the noise: PGD-20 +3.2 (+4.1); PGD-1",
             ],
         ),
         (

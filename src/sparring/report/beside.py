@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import ROUND_HALF_UP, Decimal
 
 Published = tuple[float, float | None]  # in per cent: value, and deviation where there is one
 
@@ -46,8 +47,12 @@ class Line:
     paper: Mapping[str, Published] = field(default_factory=dict)
     paper_about: str = ""  # the paper's network
     backprops: float | None = None  # mean per image in training
-    seconds: float | None = None  # of training, on one seed
-    at_once: int = 1  # so many runs shared the device meanwhile
+
+
+def rounded(number: float, *, sign: bool = False) -> str:
+    """To one decimal, half up as a reader would; binary fractions would decide by chance (79.3 for 79.35)."""
+    exact = Decimal(f"{number:.6f}").quantize(Decimal("0.1"), ROUND_HALF_UP) + 0  # + 0: no -0.0
+    return f"{exact:+f}" if sign else f"{exact:f}"
 
 
 def spell(value: Published) -> str:

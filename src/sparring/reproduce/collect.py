@@ -119,8 +119,6 @@ def _line(row: Row, several: Sequence[Result], columns: Mapping[str, str]) -> Li
         row.paper,
         network(row.group),
         statistics.fmean(backprops),
-        statistics.fmean(result["training_seconds"] for result in several),
-        max(map(results.at_once, several)),
     )
 
 

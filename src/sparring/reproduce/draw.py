@@ -13,7 +13,7 @@ from markupsafe import Markup
 from sparring.checkpoint import replacing, write_text
 from sparring.recipes.paper import Row
 from sparring.report import figures, panels
-from sparring.report.beside import Line, markdown
+from sparring.report.beside import Line, markdown, rounded
 from sparring.report.page import Drawing, Exhibit, Picture
 from sparring.report.panels import Lines
 from sparring.reproduce import planes
@@ -172,7 +172,7 @@ def _names(drawn: Mapping[str, Mapping[str, tuple[Series, object]]]) -> list[str
 
 def _ends(title: str, series: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> str:
     each = "; ".join(
-        f"{name} {ys[0]:.1f} at {xs[0]:g}, {ys[-1]:.1f} at {xs[-1]:g}" for name, (xs, ys) in series.items()
+        f"{name} {rounded(ys[0])} at {xs[0]:g}, {rounded(ys[-1])} at {xs[-1]:g}" for name, (xs, ys) in series.items()
     )
     return f"{title}: {each}."
 
@@ -245,7 +245,7 @@ def _tradeoffs(name: str, table: Sequence[Line]) -> list[Drawing]:
     found = []
     for whose, points in (("ours", ours), ("the paper's", paper)):
         if len(points) > 1 and ours:
-            each = "; ".join(f"{label} {x:.1f} and {y:.1f}" for label, (x, y) in points.items())
+            each = "; ".join(f"{label} {rounded(x)} and {rounded(y)}" for label, (x, y) in points.items())
             what = f"Trade-off, {whose}: PGD-20 accuracy (%)"
             alt = f"{what} against natural accuracy: {each}."
             svg = figures.tradeoff(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from sparring.recipes import paper
-from sparring.report.beside import Line
+from sparring.report.beside import Line, rounded
 from sparring.reproduce.collect import collect, hardware, images, lines
 from sparring.reproduce.results import Result
 
@@ -32,22 +32,25 @@ def headline(folder: Path) -> str:
                 commands.append(f"`sparring reproduce {name}`")
     if not shown:
         return ""
-    head = ["", *COLUMNS, "BPs", "training"]
+    head = ["", *COLUMNS, "BPs"]
     table = [head, ["---", *["---:"] * (len(head) - 1)], *(_row(line) for line in shown)]
     body = "\n".join(f"| {' | '.join(row)} |" for row in table)
     about = "; ".join(dict.fromkeys(line.about for line in shown))
     papers = ", ".join(dict.fromkeys(line.paper_about for line in shown))
-    told = f"Ours: {about}. {hardware(behind)} {images(behind)}In brackets the paper's: {papers}."
-    return f"{body}\n\n{told} Each under its own table's attacks: {', '.join(dict.fromkeys(commands))}.\n"
+    each = ", ".join(dict.fromkeys(commands))
+    told = (
+        f"Ours: {about}. {hardware(behind)} {images(behind)}In brackets the paper's: {papers}; those of the originals "
+        "are other authors' numbers or models there. BPs: mean back-propagations per image to make the training data, "
+        f"of 10. Attacks are those of each table, so compare within one: {each}."
+    )
+    return f"{body}\n\n{told}\n"
 
 
 def _row(line: Line) -> list[str]:
     cells = []
     for column in COLUMNS:
-        ours = f"{line.ours[column].middle:.1f}" if column in line.ours else ""
-        theirs = f" ({line.paper[column][0]:.1f})" if column in line.paper else ""
+        ours = rounded(line.ours[column].middle) if column in line.ours else ""
+        theirs = f" ({rounded(line.paper[column][0])})" if column in line.paper else ""
         cells.append(f"{ours}{theirs}".strip())
     backprops = "" if line.backprops is None else f"{line.backprops:.1f}"
-    beside = f" ({line.at_once} at once)" if line.at_once > 1 else ""
-    seconds = "" if line.seconds is None else f"{line.seconds:.0f} s{beside}"
-    return [line.label, *cells, backprops, seconds]
+    return [line.label, *cells, backprops]
