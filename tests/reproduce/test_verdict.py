@@ -11,7 +11,7 @@ from sparring.recipes import paper
 from sparring.report.beside import Line, Ours
 from sparring.reproduce import draw
 from sparring.reproduce.collect import collect
-from sparring.reproduce.verdict import _pair, seen
+from sparring.reproduce.verdict import _noise, _pair, seen
 from tests.reproduce.test_draw import points
 from tests.reproduce.tiny import COURSE, TABLE
 
@@ -58,6 +58,18 @@ def test_a_table_holds_a_method_against_its_baseline(measured, monkeypatch, natu
         within and f"Within it: {within}.",
     ]
     assert said.startswith(" ".join(filter(None, parts)) + " In points, ")
+
+
+def test_seeds_that_lie_apart_are_noise_too():
+    old = Line("", "", {"Natural": Ours((0.80,), 10_000)})
+    steady, scattered = (
+        Line("", "", {"Natural": Ours(values, 10_000)}) for values in ((0.82, 0.82, 0.82), (0.79, 0.82, 0.85))
+    )
+    assert ": confirmed. Beyond" in _pair(steady, old, {"Natural": "natural"})
+    assert ": not confirmed. Within" in _pair(scattered, old, {"Natural": "natural"})
+    assert _noise(scattered.ours["Natural"], old.ours["Natural"]) == pytest.approx(
+        2 * (0.82 * 0.18 + 0.8 * 0.2 + 3.0) ** 0.5
+    )
 
 
 @pytest.mark.parametrize(("attack", "verdict"), [("autoattack", ""), ("cw30", ""), ("pgd100", " under PGD alone")])

@@ -56,8 +56,9 @@ def _pair(new: Line, old: Line, columns: Mapping[str, str]) -> str:
     """The differences in points. Confirmed: better in natural or PGD-20 accuracy, and worse by no column but FGSM.
 
     Better and worse are what two independent sets of so many images leave no doubt about (two standard errors). Both
-    methods see the same images, so that finds a difference late; seeds are not in it. A gain under PGD that neither C&W
-    nor AutoAttack share is told as such. One step says little about robustness, so FGSM decides nothing.
+    methods see the same images, so that finds a difference late; how far seeds lie apart is in it where there are
+    several. A gain under PGD that neither C&W nor AutoAttack share is told as such. One step says little about
+    robustness, so FGSM decides nothing.
     """
     beyond: dict[str, float] = {}  # the noise
     told: dict[str, str] = {}
@@ -83,9 +84,10 @@ def _pair(new: Line, old: Line, columns: Mapping[str, str]) -> str:
 
 
 def _noise(one: Ours, other: Ours) -> float:
-    """Two standard errors of the difference, in points."""
-    variances = [cell.middle / 100 * (1 - cell.middle / 100) / cell.n for cell in (one, other)]
-    return 200 * math.sqrt(sum(variances))
+    """Two standard errors of the difference, in points: those of so many images, and of so many seeds."""
+    images = [cell.middle * (100 - cell.middle) / cell.n for cell in (one, other)]
+    seeds = [(cell.spread or 0.0) ** 2 / len(cell.values) for cell in (one, other)]
+    return 2 * math.sqrt(sum(images) + sum(seeds))
 
 
 def _lines(collected: Collected, measured: Sequence[Row]) -> str:
