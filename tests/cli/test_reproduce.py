@@ -19,7 +19,9 @@ from sparring import runs
 from sparring.cli import reproduce
 from sparring.cli.train import breakable
 from sparring.recipes import paper
+from sparring.recipes.paper.figures import FIG_EPS
 from sparring.reproduce import headline
+from sparring.reproduce.collect import collect
 from tests.reproduce.test_collect import copy
 from tests.reproduce.tiny import COURSE, TABLE
 
@@ -101,8 +103,7 @@ def test_time_is_up_and_the_same_command_continues(sparring, monkeypatch):
     assert said.code == 0, said
     assert "Time is up with 1 of 1 job left. The same command continues." in said.out
     assert "measured yet" not in said.out and "0 min" not in said.out
-    begun = json.loads(Path("results/table-tiny/limit16/fat-lite-seed0.json").read_text())
-    assert begun["state"] == "interrupted" and "epochs" in said.out
+    assert not list(Path("results").rglob("*.json"))  # without an epoch there is nothing to tell
     said = sparring(*words)
     assert said.code == 0 and "Time is up" not in said.out and "training table-tiny" in said.out  # no epoch was done
     assert json.loads(Path("results/table-tiny/limit16/fat-lite-seed0.json").read_text())["state"] == "measured"
@@ -121,6 +122,10 @@ def test_a_run_that_goes_on_says_from_where(sparring, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(reproduce, "carry_out", stop_after_an_epoch)
         said.append(sparring("reproduce", "table-tiny", "--rows", "fat"))
+    begun = json.loads(Path("results/table-tiny/fat-lite-seed0.json").read_text())
+    assert begun["state"] == "interrupted" and len(begun["history"]["epoch"]) == 1
+    drawn = " ".join(sparring("reproduce", "table-tiny", "--draw").out.split())
+    assert "1 of 2 epochs" in drawn and "Nothing of table-tiny is measured yet" in drawn
     said.append(sparring("reproduce", "table-tiny", "--rows", "fat"))
     assert said[0].out.startswith("training table-tiny fat") and said[0].code == 1
     assert said[1].out.startswith("continuing after epoch 1: table-tiny fat") and said[1].code == 0
@@ -150,6 +155,7 @@ WITH_TINY_ITEMS = """
 import sys
 from sparring.cli import main
 from sparring.recipes import paper
+from sparring.recipes.paper.figures import FIG_EPS
 from tests.reproduce.tiny import TABLE
 paper.ITEMS = {TABLE.name: TABLE}
 sys.exit(main(sys.argv[1:]))
@@ -220,10 +226,34 @@ def test_a_table_fits_a_narrow_screen(sparring, monkeypatch):
     assert "89.34 ± 0.22" in sparring("reproduce", "table1", "--draw").out
 
 
+@pytest.mark.parametrize("columns", [40, 60, 72])
+def test_on_a_narrower_one_no_name_and_no_number_is_cut(sparring, monkeypatch, measured, columns):
+    shutil.copytree(measured / "results", "results")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    long = replace(TABLE.rows[1], label="FAT for TRADES 16/255")
+    item = replace(
+        TABLE, rows=(TABLE.rows[0], long), columns={f"{name} accuracy": a for name, a in TABLE.columns.items()}
+    )
+    monkeypatch.setitem(ITEMS, "table-tiny", item)
+    said = sparring("reproduce", "table-tiny", "--draw").out
+    table = said.partition("Lite scale")[0]
+    assert "…" not in table and max(map(len, table.splitlines())) <= columns
+    (found,) = collect(item, Path("results")).found["fat", "lite"]
+    natural = 100 * found["found"]["attacks"]["natural"]["accuracy"]
+    assert f"{natural:.2f}" in table and "FAT for" in table and "16/255" in table and "BPs" in table
+
+
 def test_the_plan(sparring):
     assert "1 job " in sparring("reproduce", "table-tiny", "--plan", "--rows", "fat").out
     said = sparring("reproduce", "table-tiny", "--plan", "--seeds", 0, 1)
     assert said.code == 0 and said.out.count("missing") == 4 and "4 jobs" in said.out and not Path("runs").exists()
+
+
+def test_the_plan_has_whole_names(sparring, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setitem(ITEMS, "fig-eps", FIG_EPS)
+    words = {word for line in sparring("reproduce", "fig-eps", "--plan").out.splitlines() for word in line.split()[:1]}
+    assert {row.name for row in FIG_EPS.rows if "lite" in row.configs} <= words
 
 
 @pytest.mark.parametrize(
@@ -278,6 +308,12 @@ def test_missing_data_and_a_missing_gpu(sparring, monkeypatch, tmp_path):
     assert not Path("runs").exists()
 
 
+def test_hours_on_a_cpu_are_told_before_they_begin(sparring, monkeypatch):
+    monkeypatch.setattr(reproduce.cost, "on_a_cpu", lambda jobs: 7200.0 if list(jobs) else 0.0)
+    said = sparring("reproduce", "table-tiny", "--rows", "fat", "--device", "cpu")
+    assert said.out.startswith("note: on a CPU this takes about 2 h\ntraining table-tiny fat")
+
+
 def test_a_folder_that_cannot_be_written_is_told_before_the_work(sparring, monkeypatch):
     monkeypatch.setattr("os.access", lambda path, mode: "table-tiny" not in str(path))
     sparring("reproduce", "table-tiny").mends(
@@ -309,6 +345,9 @@ def test_a_damaged_result(sparring):
 def test_flags_that_would_be_ignored(sparring):
     sparring("reproduce", "table-tiny", "--draw", "--rows", "fat").mends("Leave out --rows and --seeds")
     sparring("reproduce", "table-tiny", "--draw", "--seeds", "1").mends("Leave out --rows and --seeds")
+    sparring("reproduce", "table-tiny", "--draw", "--scale", "full").mends(
+        "nothing of table-tiny is measured at scale full", "sparring reproduce table-tiny --draw"
+    )
     planned = sparring("reproduce", "table-tiny", "--plan", "--seeds", "1", "1").out
     assert "2 jobs" in planned  # a row a seed, once
     Path("file").touch()

@@ -102,7 +102,7 @@ def test_notes_say_images_scale_hardware_and_doubts(measured, tmp_path):
     found = results.read(job.path)
     found["found"]["doubts"] = [doubt]
     results.write(job.path, found)
-    assert "Doubt about fat (seed 0): The loss does not grow." in notes(collect(TABLE, tmp_path / "results"))
+    assert "Doubt about FAT (seed 0): The loss does not grow." in notes(collect(TABLE, tmp_path / "results"))
 
 
 def test_a_course_needs_no_attacks(measured):

@@ -49,6 +49,17 @@ def test_what_is_left(measured, tmp_path):
     assert cost.left(fresh, start=0.0) == pytest.approx(cost.seconds(fresh) - 2 * cost._START)
 
 
+def test_on_a_cpu(measured, tmp_path):
+    """About 180 GFLOP/s are measured on two cores: 30 epochs of ResNet-18 take days, digits seconds."""
+    table = plan(paper.find("table1"), scale="lite", runs_folder=Path(), results_folder=Path(), rows=("madry",))
+    assert 3 < cost.on_a_cpu(table) / 86400 < 10
+    small = plan(
+        paper.find("fig-tau"), scale="lite", runs_folder=Path(), results_folder=Path(), rows=("small_cnn-tau0",)
+    )
+    assert 3600 < cost.on_a_cpu(small) < cost.on_a_cpu(table)
+    assert cost.on_a_cpu(planned(TABLE, tmp_path)) < 3600 and cost.on_a_cpu(planned(TABLE, measured)) == 0
+
+
 def test_work_is_shared_out_by_what_is_left():
     jobs = plan(paper.find("table1"), scale="lite", runs_folder=Path(), results_folder=Path())
     shares = cost.share_out(jobs, 2)

@@ -158,8 +158,10 @@ def test_points_at_the_edge_are_told(tmp_path):
         "points": {layer: {m: dict.fromkeys(mixture.SETS, points) for m in ("pca", "tsne")} for layer in ("2", "4")},
     }
     item = replace(COURSE, name="fig-x", kind="mixture", rows=(Row("x", "label", what, {"lite": FAT}),))
-    result = {"seed": 0, "config": {"epochs": 2}, "found": found}
+    here = {"device": "CPU", "torch": "2"}
+    result = {"seed": 0, "config": {"epochs": 2}, "found": found, "environment": here, "trained_on": [here]}
     collected = Collected(item, tmp_path, {("x", "lite"): [result]}, [], 0)
+    assert all(picture.caption.startswith("label: ") for picture in draw.pictures(collected).values())
     assert not any("edge" in picture.caption for picture in draw.pictures(collected).values())
     far = points.copy()
     far[3] = 90.0, 0.5

@@ -49,7 +49,7 @@ class Arguments:
     """Another architecture than the recipe's, such as wrn-34-10."""
     batch_size: int | None = None
     """Another batch size than the recipe's."""
-    options: Annotated[Options, tyro.conf.OmitArgPrefixes] = field(default_factory=Options)
+    what: Annotated[Options, tyro.conf.OmitArgPrefixes] = field(default_factory=Options)
     cold_start: bool = False
     """Also measure the start with an empty and with a full compile cache, in processes of their own."""
     device: str = "auto"
@@ -83,7 +83,7 @@ def run(argv: list[str]) -> int:
 
 def _measure(recipe: str, config: Config, device: torch.device, asked: Arguments) -> None:
     """Every part, shown and written as it is measured."""
-    bench = Bench(config, load(config.data), device, asked.options)
+    bench = Bench(config, load(config.data), device, asked.what)
     screen = Screen()
     screen.print(f"{recipe}, {config.model}, batch {config.batch_size}, {bench.found['device']}")
     for name, rows in bench.parts(asked.only):

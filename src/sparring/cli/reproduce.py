@@ -46,7 +46,8 @@ Examples:
   sparring reproduce table1 --draw
   sparring reproduce --draw"""
 
-_PATIENCE = 30.0  # seconds on an H200: about an hour on a CPU, which it takes without being asked to
+_PATIENCE = 3600.0  # seconds that a CPU takes without being asked to
+_WORTH_TELLING = 600.0  # seconds on a CPU
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,9 @@ def run(argv: list[str]) -> int:
         raise UserError("--plan lists the jobs and --draw draws what is there. Give one of them.")
     if options.draw and (options.rows or options.seeds):
         raise UserError("--draw draws all that is measured. Leave out --rows and --seeds.")
+    if options.draw and options.scale == "full" and not _any_at(item, options):
+        there = f"sparring reproduce {item.name} --draw"
+        raise UserError(f"nothing of {item.name} is measured at scale full. What is there: {there}.")
     jobs = _jobs(item, options)
     if options.plan:
         screen.print(_planned(jobs))
@@ -107,6 +111,8 @@ def run(argv: list[str]) -> int:
         _possible(item, jobs, options, device)
         if options.show:
             _say_what_is_there(jobs, options, screen)
+        if device.type == "cpu" and cost.on_a_cpu(jobs) > _WORTH_TELLING:
+            screen.print(f"note: on a CPU this takes about {cost.spell(cost.on_a_cpu(jobs))}", highlight=False)
         finished = _work(jobs, options, device, screen, shlex.join(["sparring", "reproduce", *argv]))
     if not options.show:
         return 0
@@ -117,9 +123,14 @@ def run(argv: list[str]) -> int:
     if not finished:
         left = len(wanting(jobs))
         screen.print(f"Time is up with {left} of {_count(jobs)} left. The same command continues.", highlight=False)
-    elif not collected.found and not collected.begun:
+    elif not collected.found:
         screen.print(f"Nothing of {item.name} is measured yet. Begin with: sparring reproduce {item.name}")
     return 0
+
+
+def _any_at(item: Item, options: Options) -> bool:
+    """Whether anything is measured at the scale that was asked for."""
+    return any(scale == options.scale for _, scale in collect(item, options.results, options.limit).found)
 
 
 def _refuse_what_needs_an_item(options: Options) -> None:
@@ -202,7 +213,7 @@ def _possible(item: Item, jobs: Sequence[Job], options: Options, device: torch.d
 
 def _soon(jobs: Sequence[Job]) -> bool:
     """Whether a CPU does it in about an hour."""
-    return cost.left(jobs, start=0.0) <= _PATIENCE
+    return cost.on_a_cpu(jobs) <= _PATIENCE
 
 
 def _instead(item: Item, ahead: Sequence[Job], options: Options) -> str:
@@ -286,13 +297,13 @@ def _command(share: Sequence[Job], options: Options, device: torch.device) -> li
 
 def _planned(jobs: Sequence[Job]) -> Table:
     table = Table(box=None, pad_edge=False)
-    table.add_column("row", overflow="fold")  # whole: --rows asks for it
-    for title in ("scale", "seed", "state", "cost on one H200"):
-        table.add_column(title)
+    table.add_column("row", no_wrap=True, min_width=max(len(job.row.name) for job in jobs))  # whole: --rows asks for it
+    for title in ("seed", "state", "cost on one H200"):
+        table.add_column(title, no_wrap=True)
     for job in jobs:
         how_far = "missing" if job.config is None and wanting([job]) else state(job)  # nothing has to be trained
-        table.add_row(job.row.name, job.scale, str(job.seed), how_far, cost.spell(cost.seconds([job])))
-    table.add_row(_count(jobs), "", "", "", f"{cost.spell(cost.seconds(jobs))} in all")
+        table.add_row(job.row.name, str(job.seed), how_far, cost.spell(cost.seconds([job])))
+    table.add_row(f"{_count(jobs)} at scale {jobs[0].scale}", "", "", f"{cost.spell(cost.seconds(jobs))} in all")
     return table
 
 
@@ -313,7 +324,8 @@ def _list(screen: Screen, options: Options) -> None:
     screen.print(table)
     screen.print(
         "\nlite, full: time on one H200 for all rows and seeds one after the other, estimated from the times of a step "
-        "(runs that items share are counted in each). done: of all rows and seeds, measured + begun.\n"
+        "(runs that items share are counted in each). done: rows and seeds that are measured, of all; +1: one more is "
+        "begun.\n"
         "One of them: sparring reproduce ITEM    Its jobs: sparring reproduce ITEM --plan",
         highlight=False,
     )

@@ -15,14 +15,13 @@ from sparring.reproduce.collect import Collected, lines, notes
 from sparring.reproduce.draw import draw
 from sparring.reproduce.verdict import seen
 
+_LABEL = 8  # columns of a screen for a method's name, in as many lines: FAT for, TRADES, 16/255
+
 
 def show(collected: Collected, screen: Screen) -> None:
     """The table on the screen, what must be known about it, and the files it was drawn to."""
     if collected.item.kind == "table":
-        table = _table(collected.item, lines(collected))
-        if Measurement.get(screen, screen.options.update(max_width=1000), table).maximum > screen.width:
-            table = _table(collected.item, lines(collected), between="\n± ")
-        screen.print(table)
+        screen.print(_fitting(collected.item, lines(collected), screen))
     told: Callable[[str], None] = lambda line: screen.print(line, highlight=False)  # noqa: E731
     for note in notes(collected):
         told(note)
@@ -36,6 +35,15 @@ def show(collected: Collected, screen: Screen) -> None:
         screen.print(f"wrote {path}", highlight=False, soft_wrap=True)
 
 
+def _fitting(item: Item, each: Sequence[Line], screen: Screen) -> Table:
+    """The table as the screen has room for it: deviations in lines of their own, or one accuracy a line."""
+    wide, narrow = _table(item, each), _table(item, each, between="\n± ")
+    room = screen.options.update(max_width=1000)
+    if Measurement.get(screen, room, wide).maximum <= screen.width:
+        return wide
+    return narrow if Measurement.get(screen, room, narrow).minimum <= screen.width else _tall(item, each)
+
+
 def _table(item: Item, each: Sequence[Line], between: str = " ± ") -> Table:
     """Two lines a method: ours, and the paper's. Columns that are empty for everybody are left out.
 
@@ -44,9 +52,9 @@ def _table(item: Item, each: Sequence[Line], between: str = " ± ") -> Table:
     """
     title = f"{item.where}: {item.title}. Test accuracy, %"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    table.add_column("")
+    table.add_column("", min_width=min(_LABEL, max(len(line.label) for line in each)))
     table.add_column("", no_wrap=True)
-    columns = [column for column in item.columns if any(column in line.ours or column in line.paper for line in each)]
+    columns = _columns(item, each)
     costs = ["BPs"] if any(line.backprops is not None for line in each) else []
     for column in (*columns, *costs):
         table.add_column(column, justify="right", no_wrap=True)
@@ -57,11 +65,40 @@ def _table(item: Item, each: Sequence[Line], between: str = " ± ") -> Table:
             star = "*" if cell is not None and cell.text == best(each, column) else ""
             ours.append("" if cell is None else f"{star}{cell.text}".replace(" ± ", between))
         backprops = ["" if line.backprops is None else f"{line.backprops:.1f}"] if costs else []
-        table.add_row(line.label, "ours" if line.ours else "not yet", *ours, *backprops)
+        table.add_row(line.label, "ours" if line.ours else "to do", *ours, *backprops)
         cells = [
             as_printed(line.paper[column]).replace(" ± ", between) if column in line.paper else "" for column in columns
         ]
         table.add_row("", "paper", *cells, *[""] * len(costs), style="dim", end_section=True)
+    return _explained(table, each)
+
+
+def _tall(item: Item, each: Sequence[Line]) -> Table:
+    """One accuracy a line, ours and the paper's side by side."""
+    title = f"{item.where}: {item.title}. Test accuracy, %"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for name in ("", "ours", "paper"):
+        table.add_column(name, justify="right" if name else "left", no_wrap=bool(name))
+    for line in each:
+        table.add_row(line.label, "" if line.ours else "to do", "", style="bold")
+        for column in _columns(item, each):
+            ours, paper = line.ours.get(column), line.paper.get(column)
+            star = "*" if ours is not None and ours.text == best(each, column) else ""
+            if ours is not None or paper is not None:
+                told = as_printed(paper) if paper is not None else ""
+                table.add_row(f"  {column}", f"{star}{ours.text}" if ours is not None else "", told)
+        if line.backprops is not None:
+            table.add_row("  BPs", f"{line.backprops:.1f}", "")
+    return _explained(table, each)
+
+
+def _columns(item: Item, each: Sequence[Line]) -> list[str]:
+    """Those that are not empty for everybody."""
+    return [column for column in item.columns if any(column in line.ours or column in line.paper for line in each)]
+
+
+def _explained(table: Table, each: Sequence[Line]) -> Table:
+    """With a caption: which networks these are."""
     ours_are = dict.fromkeys(line.about for line in each if line.ours)
     papers = dict.fromkeys(line.paper_about for line in each)
     if ours_are:

@@ -157,7 +157,7 @@ def notes(collected: Collected) -> list[str]:
         told.append(f"{images(shown)}{_seeds(shown)} {hardware(shown)}")
     told += _other_scale(collected)
     told += _best_epochs(shown, item.columns)
-    told += _doubts(shown)
+    told += [doubt for row in item.rows for doubt in _doubts(row, collected.of(row))]
     told += [_course(result) for result in collected.begun]
     if collected.other:
         were = "result here was" if collected.other == 1 else "results here were"
@@ -232,10 +232,11 @@ def _best_epochs(shown: Sequence[Result], columns: Mapping[str, str]) -> list[st
     return [f"At the epoch that was best on held-out images, {' / '.join(brief)}: {'; '.join(told)}."] if told else []
 
 
-def _doubts(shown: Sequence[Result]) -> list[str]:
+def _doubts(row: Row, several: Sequence[Result]) -> list[str]:
+    named = row.label if row.paper else row.name  # a point of a figure has its label from its line
     return [
-        f"Doubt about {result['row']} (seed {result['seed']}): {doubt['why']}"
-        for result in shown
+        f"Doubt about {named} (seed {result['seed']}): {doubt['why']}"
+        for result in several
         for doubt in result["found"].get("doubts", ())
     ]
 

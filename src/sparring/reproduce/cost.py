@@ -6,8 +6,12 @@ steps of few images cost more than their share (results/engine/bench-resnet18-h2
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 
+import torch
+
+from sparring import models
 from sparring.config import Config
 from sparring.evaluation.protocols import PROTOCOLS, Climb
 from sparring.objectives import OBJECTIVES
@@ -30,22 +34,31 @@ _TESTS = {"cifar10": 10_000, "svhn": 26_032, "digits": 450}
 _START = 25.0  # seconds until the engine is ready
 _AUTOATTACK = 0.11  # seconds an image for ResNet-18 (results/evaluation/speed-h200.json: 54 s for 512)
 _FRIENDLY = 0.75
+_CPU = 1e11  # FLOP/s, roughly: two cores of an EPYC take ResNet-18 to its input gradient at 180 GFLOP/s
 _LARGER = 0.8  # an image's share in a batch of 256 or more (results/engine/bench-256-h200.json: 0.81 and 0.72)
 
 
 def training(config: Config) -> float:
     """Seconds to train a run."""
     step, update = _STEP.get(config.model, _STEP["wrn-34-10"])
-    objective = OBJECTIVES[config.objective]
-    steps = 0.0 if config.objective == "standard" else config.attack.steps * (_FRIENDLY if objective.friendly else 1.0)
-    if objective.friendly and min(config.attack.tau.values()) >= config.attack.steps:
-        steps = config.attack.steps
     if "trades" in config.objective or "mart" in config.objective:
         update *= 2  # two forward passes
-    name, _, classes = config.data.partition(":")
-    images = _IMAGES.get(name, 50_000) * (len(classes.split("+")) / 10 if classes else 1.0)
     larger = _LARGER if config.batch_size >= 256 else 1.0
-    return _START + config.epochs * images / 128 * larger * (steps * step + update) / 1000
+    return _START + config.epochs * _images(config) / 128 * larger * (_steps(config) * step + update) / 1000
+
+
+def _steps(config: Config) -> float:
+    """Steps of an attack, in those of a full batch."""
+    if config.objective == "standard":
+        return 0.0
+    stops = OBJECTIVES[config.objective].friendly and min(config.attack.tau.values()) < config.attack.steps
+    return config.attack.steps * (_FRIENDLY if stops else 1.0)
+
+
+def _images(config: Config) -> float:
+    """Training images: all, or those of some classes."""
+    name, _, classes = config.data.partition(":")
+    return _IMAGES.get(name, 50_000) * (len(classes.split("+")) / 10 if classes else 1.0)
 
 
 def measuring(job: Job) -> float:
@@ -77,6 +90,35 @@ def left(jobs: Iterable[Job], *, start: float = _START) -> float:
     """
     each = wanting(list(jobs))
     return _sum([job for job in each if state(job) != "trained"], each, start)
+
+
+def on_a_cpu(jobs: Iterable[Job]) -> float:
+    """Seconds of what is still to be done, on a CPU."""
+    each = wanting(list(jobs))
+    configs = {job.folder: job.config for job in each if job.config is not None and state(job) != "trained"}
+    train = sum(c.epochs * _images(c) * _flops(c) * (2 * _steps(c) + 3) for c in configs.values())
+    return train / _CPU + sum(map(_measuring_on_a_cpu, each))
+
+
+def _measuring_on_a_cpu(job: Job) -> float:
+    """A gradient of the input is worth two passes; AutoAttack takes 1,500 of an image, roughly."""
+    if job.config is None or not isinstance(job.row.measure, Robustness):
+        return 60.0
+    steps = sum(attack.steps for attack in PROTOCOLS[job.row.measure.protocol].attacks if isinstance(attack, Climb))
+    images = job.limit or _TESTS.get(job.config.data, 10_000)
+    return 2 * _flops(job.config) * (steps * images + 1500 * job.row.measure.autoattack) / _CPU
+
+
+def _flops(config: Config) -> float:
+    return _forward_flops(config.model, *(1, 8, 8) if config.data == "digits" else (3, 32, 32))
+
+
+@functools.cache
+def _forward_flops(model: str, *shape: int) -> float:
+    """Of one image."""
+    with torch.device("meta"):
+        built = models.build(model, num_classes=10, channels=shape[0], size=(shape[1], shape[2]))
+        return models.forward_flops(built, (1, *shape))
 
 
 def _sum(to_train: Iterable[Job], to_measure: Iterable[Job], start: float) -> float:

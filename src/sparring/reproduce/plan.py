@@ -79,7 +79,7 @@ def chosen(item: Item, scale: Scale, patterns: Sequence[str] = ()) -> list[Row]:
     for pattern in patterns:
         if not any(fnmatchcase(row.name, pattern) for row in rows):
             names = [row.name for row in rows]
-            known = ", ".join(names[:4]) + (f", ... ({len(names)} in all)" if len(names) > 4 else "")
+            known = ", ".join(names[:6]) + (f", ... ({len(names)} in all)" if len(names) > 6 else "")
             raise UserError(
                 f"{item.name} has no row {pattern!r} at scale {scale}.{did_you_mean(pattern, names)} Known: {known}. "
                 f"All: sparring reproduce {item.name} --scale {scale} --plan."

@@ -9,7 +9,7 @@ from sparring.recipes.paper import Mixture, Motivation, Row
 from sparring.report import panels
 from sparring.report.page import Picture
 from sparring.report.panels import Plane
-from sparring.reproduce.collect import Collected
+from sparring.reproduce.collect import Collected, hardware
 from sparring.reproduce.results import Result
 
 _FAINT = "Natural points are drawn faintly."
@@ -45,14 +45,14 @@ def mixtures(collected: Collected) -> dict[str, Picture]:
     for row, several in _every(collected):
         what = row.measure
         assert isinstance(what, Mixture)
-        told = _mixture_told(what, several)
+        told = f"{row.label}: {_mixture_told(what, several)}"
         for method, name in (("pca", "PCA"), ("tsne", "t-SNE")):
             rows = [_layer(what, str(layer), method, several[0]["found"]) for layer in what.layers]
             title = f"{row.label}: outputs of layers by {name}"
             rims = [f"layer {layer}" for layer in what.layers]
             png, narrow = (panels.planes(rows, what.classes, title=title, rims=rims, size=size) for size in (2.2, 1.3))
             drawn[f"{row.name}-{method}"] = Picture(png, title, f"{told}{_far(rows)}", narrow)
-            told = f"The same outputs by t-SNE (seed {several[0]['seed']}). {_FAINT}"
+            told = f"{row.label}: the same outputs by t-SNE (seed {several[0]['seed']}). {_FAINT}"
     return drawn
 
 
@@ -93,7 +93,7 @@ def _mixture_told(what: Mixture, several: Sequence[Result]) -> str:
         f"{share('pgd', 'foreign')}, {friendly} {share('friendly', 'foreign')}. Points that have no natural neighbour "
         f"of their own class: {worst} {share('pgd', 'amidst')}, {friendly} {share('friendly', 'amidst')}. Neighbours "
         f"of the same class within each set: natural {share('natural', 'purity')}, {worst} {share('pgd', 'purity')}, "
-        f"{friendly} {share('friendly', 'purity')}. {_FAINT}"
+        f"{friendly} {share('friendly', 'purity')}. {hardware(several)} {_FAINT}"
     )
 
 

@@ -35,7 +35,8 @@ def seen(collected: Collected) -> str:
 def _missing(collected: Collected, measured: Sequence[Row]) -> str:
     """Of the rows that there are at the scale that is shown."""
     wanted = [row for row in collected.item.rows if collected.scale(row.group) in row.configs]
-    rest = [row.name for row in wanted if row not in measured]
+    table = collected.item.kind == "table"
+    rest = [row.label if table else row.name for row in wanted if row not in measured]
     if not rest:
         return ""
     named = ", ".join(rest) if len(rest) <= _FEW else f"{len(rest)} of {len(wanted)} rows"

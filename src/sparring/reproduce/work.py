@@ -94,7 +94,7 @@ def carry_out(jobs: Sequence[Job], bench: Bench) -> None:
 def train_run(job: Job, bench: Bench) -> None:
     """Bring a job's run to its end. The one place where this package trains.
 
-    However it ends, a run that was begun leaves a result behind with its course so far.
+    However it ends, a run that has finished an epoch leaves a result behind with its course so far.
     """
     assert job.config is not None and job.folder is not None
     if bench.device.type == "cuda":
@@ -120,7 +120,7 @@ def train_run(job: Job, bench: Bench) -> None:
         epoch = diverged.epoch
     finally:
         how_far: State = "diverged" if epoch else state(job)
-        if how_far != "missing":
+        if epoch or (how_far != "missing" and runs.read_metrics(job.folder)):
             facts = _facts(job, bench, how_far, memory=_memory(bench.device))
             results.write(job.path, facts | ({"diverged_in_epoch": epoch} if epoch else {}))
     if epoch:

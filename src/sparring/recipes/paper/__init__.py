@@ -19,7 +19,7 @@ from sparring.recipes.paper.item import (
 from sparring.recipes.paper.pictures import PICTURES
 from sparring.recipes.paper.tables import TABLES
 
-ITEMS: dict[str, Item] = {item.name: item for item in (*TABLES, *FIGURES, *PICTURES)}
+ITEMS: dict[str, Item] = {item.name: item for item in (*TABLES, *PICTURES, *FIGURES)}
 
 
 def find(name: str) -> Item:
