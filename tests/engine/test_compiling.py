@@ -37,7 +37,10 @@ class Kernel:
         return (*(arg.dtype if isinstance(arg, torch.Tensor) else arg for arg in args), *sorted(named.items()))
 
 
-def test_a_kernel_runs_unless_it_is_only_to_be_compiled():
+@pytest.mark.parametrize("old", [False, True])
+def test_a_kernel_runs_unless_it_is_only_to_be_compiled(old, monkeypatch):
+    if old:
+        monkeypatch.delattr(triton, "AsyncCompileMode")
     kernel = Kernel()
     launch(kernel, (1,), 1)
     with compiling():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any
 
@@ -34,9 +34,11 @@ def compiling() -> Iterator[None]:
 
     A kernel that cannot be compiled fails when it is launched in earnest.
     """
+    side_by_side = getattr(triton, "AsyncCompileMode", None)  # an older Triton compiles one after the other
     before = _compile_only.set(True)
     try:
-        with ThreadPoolExecutor() as threads, triton.AsyncCompileMode(threads, ignore_errors=True):
-            yield
+        with ThreadPoolExecutor() as threads:
+            with side_by_side(threads, ignore_errors=True) if side_by_side else nullcontext():
+                yield
     finally:
         _compile_only.reset(before)
