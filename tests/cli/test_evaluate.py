@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import shutil
 import signal
 import time
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 import sparring as library
-from sparring import runs
+from sparring import runs, weights
 from sparring.cli import evaluate as command
 
 from .conftest import QUICK, start, write_images
@@ -32,6 +33,23 @@ def test_a_run_and_its_files_are_one_subject(sparring, run):
     files = sorted((run / "evaluation").glob("*.json"))
     assert [path.name for path in files] == ["quick-limit20-best.json", "quick-limit20.json"]
     assert [json.loads(path.read_text())["about"]["which"] for path in files] == ["best", "last"]
+
+
+def test_the_table_says_what_was_measured(sparring, run):
+    device = f"cpu: {platform.processor() or platform.machine()}"
+    said = sparring("evaluate", run, *FAST, "--eps", "0.3", "--device", "cpu")
+    assert said.out.startswith(
+        f"{run} (last checkpoint, epoch 2) on 20 of 450 test images of digits; protocol quick at eps 0.3; {device}\n"
+    )
+    best = weights.load(run, which="best").facts["epoch"]
+    said = sparring("evaluate", run, *FAST, "--which", "best", "--protocol", "quick", "dat", "--device", "cpu")
+    assert said.out.startswith(
+        f"{run} (best checkpoint, epoch {best}) on 20 of 450 test images of digits; "
+        f"protocol quick at eps 8/255 and dat at eps 0.031; {device}\n"
+    )
+    shutil.copy(run / "best.safetensors", "mine.safetensors")
+    said = sparring("evaluate", "mine.safetensors", *FAST)
+    assert said.out.startswith(f"mine.safetensors (epoch {best}) on 20 of 450 ")
 
 
 def test_another_radius_than_the_runs_is_worth_a_line(sparring, run):

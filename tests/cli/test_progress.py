@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import io
+import itertools
+from types import SimpleNamespace
 
 from rich.console import Console
 
+from sparring.cli import progress
 from sparring.cli.progress import TrainingBar
 from sparring.train import train
 
@@ -30,3 +33,30 @@ def test_a_terminal_has_a_bar_with_the_time_left_and_bps(tmp_path, small):
 
 def test_lines_can_be_left_out(tmp_path, small):
     assert watched(small, tmp_path / "run", terminal=False, lines=False) == ""
+
+
+def test_a_log_hears_of_a_long_epoch_once_a_minute(small, monkeypatch):
+    ticks = itertools.count(0.0, 25.0)  # seconds a step
+    monkeypatch.setattr(progress, "time", SimpleNamespace(perf_counter=lambda: next(ticks)))
+    printed, looks = io.StringIO(), []
+    bar = TrainingBar(Console(file=printed, force_terminal=False, width=120), title="FAT ")
+    bar.begin(small, steps=4, epoch=1, engine="engine: plain")
+    for epoch, step in itertools.product((1, 2), range(1, 5)):
+        bar.step(epoch, step, lambda: looks.append(None) or 6.54)
+    bar.end()
+    assert printed.getvalue().splitlines() == [
+        "engine: plain",
+        "FAT epoch 1/3  step 3 of 4  6.5 BPs  0:03:45 left",
+        "FAT epoch 2/3  step 2 of 4  6.5 BPs  0:02:30 left",
+    ]
+    assert len(looks) == 2  # each makes a GPU wait
+
+
+def test_the_time_left_of_a_resumed_training_is_of_its_own_speed(small, monkeypatch):
+    ticks = itertools.count(0.0, 61.0)
+    monkeypatch.setattr(progress, "time", SimpleNamespace(perf_counter=lambda: next(ticks)))
+    printed = io.StringIO()
+    bar = TrainingBar(Console(file=printed, force_terminal=False, width=120))
+    bar.begin(small, steps=4, epoch=3, engine="engine: plain")
+    bar.step(3, 1, lambda: 10.0)
+    assert printed.getvalue().splitlines()[1:] == ["epoch 3/3  step 1 of 4  10.0 BPs  0:03:03 left"]

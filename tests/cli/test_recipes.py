@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from sparring import config
 from sparring.recipes import RECIPES, groups
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_the_list_names_every_recipe(sparring, monkeypatch):
@@ -33,6 +36,20 @@ def test_one_in_full_is_its_configuration(sparring, name):
     assert said.code == 0 and f"run it: sparring train {name}\n" in said.out
     shown = json.loads(said.out[said.out.index("{") :])
     assert config.from_json(shown) == RECIPES[name].config
+
+
+def test_how_the_expectation_was_measured_is_told(sparring, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "1000")
+    facts = json.loads((ROOT / "results" / "digits-recipes.json").read_text())
+    seeds = [trial["seed"] for trial in facts["fat-digits"]["trials"]]
+    told = (
+        f"on the {facts['n']} test images, the range over seeds {seeds[0]}-{seeds[-1]}, each trained with "
+        f"{facts['threads']} thread of an {facts['device']}. Another number of threads"
+    )
+    assert f"To expect of digits: {told}" in sparring("recipes").out
+    assert f"\nmeasured: protocol mart, {told}" in sparring("recipes", "fat-digits").out
+    for cifar10 in ("no-projection", "fat-cifar10-resnet18"):
+        assert "threads" not in sparring("recipes", cifar10).out
 
 
 def test_names_that_are_none(sparring):

@@ -15,12 +15,13 @@ import pytest
 import torch
 
 import sparring as library
-from sparring import runs
+from sparring import evaluation, runs
 from sparring.cli import train as command
+from sparring.cli.recipes import PROTOCOLS
 from sparring.cli.train import Flag, pick_device, stopping
 from sparring.data import Split, load
 from sparring.errors import UserError
-from sparring.recipes import find
+from sparring.recipes import RECIPES, find
 from sparring.schedules import constant
 from tests.test_train import same_run
 
@@ -36,7 +37,7 @@ def test_a_recipe_with_overrides(sparring, tmp_path):
     assert said.code == 0 and said.err == ""
     folder = Path("runs/fat-digits-seed3")  # unless --out says otherwise
     assert f"-> {folder}" in said.out and "epoch   2 " in said.out
-    assert said.out.endswith(f"Now measure it on test data: sparring evaluate {folder}\n")
+    assert said.out.endswith(f"Now measure it on test data: sparring evaluate {folder} --protocol mart\n")
     run = runs.open_run(folder)
     assert run.recipe == "fat-digits" and run.config.seed == 3 and run.config.epochs == 2
     assert run.config.attack.eps == constant(8 / 255)
@@ -263,8 +264,12 @@ def test_a_stopped_run_says_how_to_go_on_and_ends_as_if_left_alone(sparring, tmp
     child.send_signal(number)
     _, err = child.communicate()
     assert child.returncode == 1, err
-    line, _, again = err.strip().partition(" Continue with: ")
-    assert line.startswith("sparring: stopped in epoch ") and line.endswith("; saved.") and "\n" not in err.strip()
+    told, ended = err.splitlines()
+    assert told == "sparring: stopping after this step" + (
+        "; press Ctrl-C again to stop at once, without saving" if number == signal.SIGINT else ""
+    )
+    line, _, again = ended.partition(" Continue with: ")
+    assert line.startswith("sparring: stopped in epoch ") and line.endswith("; saved.")
     assert again == "sparring train --out 'a run' --resume --device cpu --no-tensorboard"
     assert len(runs.read_metrics(tmp_path / "a run")) < 7
     assert sparring(*shlex.split(again)[1:]).code == 0
@@ -315,6 +320,33 @@ def test_only_a_second_ctrl_c_raises():
     assert flag()
     with pytest.raises(KeyboardInterrupt):
         flag.raised(signal.SIGINT, None)
+
+
+def test_a_stop_is_told_once_and_at_once(capfd):
+    flag = Flag()
+    flag.raised(signal.SIGINT, None)
+    assert capfd.readouterr().err == (
+        "sparring: stopping after this step; press Ctrl-C again to stop at once, without saving\n"
+    )
+    flag.raised(signal.SIGTERM, None)
+    assert capfd.readouterr().err == ""
+
+
+def test_a_stop_that_nobody_can_be_told_of_is_one(monkeypatch):
+    def closed(number, text):
+        raise OSError
+
+    monkeypatch.setattr(command.os, "write", closed)
+    flag = Flag()
+    flag.raised(signal.SIGHUP, None)
+    assert flag()
+
+
+def test_a_recipe_is_to_be_measured_by_the_protocol_of_its_expectation(sparring, finished):
+    said = sparring("train", "--out", finished, "--resume")
+    assert said.out.endswith(f"sparring evaluate {finished} --protocol mart --eps 0.3\n")
+    for name, recipe in RECIPES.items():
+        assert PROTOCOLS[recipe.config.data] in evaluation.PROTOCOLS, name
 
 
 def test_devices():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -292,6 +293,17 @@ def test_what_another_attack_has_broken_is_no_news(nets: dict, unseen: tuple[Ten
     all_broken = {"autoattack": torch.zeros(100, dtype=torch.bool)}
     found = {doubt.name for doubt in doubts(model, x, y, eps=0.1, correct=all_broken)}
     assert "square-beats-white-box" not in found and "zero-gradients" in found
+
+
+def test_a_blind_search_says_of_how_many_images(nets: dict, unseen: tuple[Tensor, Tensor]) -> None:
+    """Fewer are looked at than were measured, and the worst case, which is of all, keeps those it breaks."""
+    model = Broken(nets["robust", 0], quantised)
+    stood = torch.arange(len(unseen[0])) % 2 == 0
+    found = {doubt.name: doubt for doubt in doubts(model, *unseen, eps=0.1, correct={"worst": stood}, limit=100)}
+    evidence = found["square-beats-white-box"].evidence
+    told = re.match(r"Of the 100 images looked at (\d+) withstood everything else; .* breaks (\d+) of these", evidence)
+    assert told and 0 < int(told[2]) <= int(told[1]) <= 60
+    assert evidence.endswith("The worst case still counts them as standing: the truth lies below it.")
 
 
 def test_images_of_another_shape(nets: dict, unseen: tuple[Tensor, Tensor]) -> None:

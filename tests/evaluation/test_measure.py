@@ -14,6 +14,7 @@ from sparring import threat
 from sparring.attacks import pgd
 from sparring.errors import RunFailed, UserError
 from sparring.evaluation import PROTOCOLS, Climb, Part, Protocol, Result, evaluate
+from sparring.evaluation import doubt as doubting
 from sparring.evaluation import measure as measuring
 
 pytestmark = pytest.mark.usefixtures("untouched")
@@ -275,3 +276,13 @@ def test_doubts_are_told_beside_the_numbers(trained):
     console = Console(width=200, file=io.StringIO())
     console.print(result.table())
     assert "Doubt: probabilities-not-logits" in console.file.getvalue()
+
+
+def test_doubts_are_looked_for_among_what_the_worst_case_counts_as_standing(trained, monkeypatch):
+    """Two attacks of one name and one radius: the doubts compare the first, and yet the second broke images."""
+    given = []
+    monkeypatch.setattr(doubting, "doubts", lambda *args, correct, **more: given.append(correct) or [])
+    result = evaluate(trained.model, trained.x, trained.y, ["dat", "mart"], eps=0.1)
+    assert result["pgd20@dat"].name != result["pgd20@mart"].name
+    assert torch.equal(given[0]["pgd20"], result["pgd20@dat"].correct)
+    assert torch.equal(given[0]["worst"], result["worst"].correct)

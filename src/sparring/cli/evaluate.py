@@ -19,8 +19,9 @@ from sparring.cli.screen import Screen
 from sparring.cli.train import pick_device
 from sparring.data import Dataset
 from sparring.errors import RunFailed, UserError
-from sparring.evaluation import PROTOCOLS, evaluate
+from sparring.evaluation import PROTOCOLS, Result, evaluate
 from sparring.evaluation.protocols import find
+from sparring.evaluation.result import pixels
 
 DESCRIPTION = """How well a model withstands attack. A killed evaluation, started again, continues where it was.
 
@@ -123,11 +124,25 @@ def run(argv: list[str]) -> int:
     files = [folder / f"{_name(asked)}.json", *([asked.json] if asked.json else [])]
     for path in files:
         write_text(path, result.to_json())
-    Screen().print(result.table())
+    screen = Screen()
+    screen.print(_measured(asked, result, len(images.test)), highlight=False, markup=False, soft_wrap=True)
+    screen.print(result.table())
     _tell_radius(asked, {record.eps for record in result if record.eps})
     for path in files:
         print(f"wrote {path}")
     return 0
+
+
+def _measured(asked: Arguments, result: Result, images: int) -> str:
+    """What the table is about: the weights, the images, the protocols and the device."""
+    epoch = result.about["facts"].get("epoch")
+    stage = [f"{asked.which} checkpoint"] if asked.path.is_dir() else []
+    stage += [] if epoch is None else [f"epoch {epoch}"]
+    model = f"{asked.path} ({', '.join(stage)})" if stage else str(asked.path)
+    radii = {name: PROTOCOLS[name].eps if asked.eps is None else asked.eps for name in asked.protocol}
+    how = " and ".join(f"{name} at eps {pixels(eps)}" for name, eps in radii.items())
+    data = result.about["data"]
+    return f"{model} on {result.n} of {images} test images of {data}; protocol {how}; {result.software['device']}"
 
 
 def _tell_radius(asked: Arguments, measured: set[float]) -> None:

@@ -1,4 +1,4 @@
-"""A progress bar for training: place, time left, mean back-propagations; one line per finished epoch."""
+"""Progress of a training: a bar on a terminal, a line a minute elsewhere; one line per finished epoch."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from rich.text import Text
 
 from sparring.cli.screen import Screen
 from sparring.config import Config
+from sparring.evaluation.meter import EVERY
 
 _REFRESH = 0.5  # seconds between looks at the mean, which makes a GPU wait
 
@@ -23,12 +24,18 @@ class _Remaining(ProgressColumn):
         done = task.completed - task.fields["first"]
         if not done or task.elapsed is None or task.total is None:
             return Text("ETA -:--:--", style="progress.remaining")
-        left = int(task.elapsed / done * (task.total - task.completed))
-        return Text(f"ETA {left // 3600}:{left // 60 % 60:02}:{left % 60:02}", style="progress.remaining")
+        left = _clock(task.elapsed / done * (task.total - task.completed))
+        return Text(f"ETA {left}", style="progress.remaining")
+
+
+def _clock(seconds: float) -> str:
+    """3:05:09."""
+    whole = int(seconds)
+    return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
 
 
 class TrainingBar:
-    """Watches a training. Where the output is no terminal only the epoch lines appear, if they are wanted."""
+    """Watches a training. Where the output is no terminal only lines appear, if they are wanted."""
 
     def __init__(self, console: Console | None = None, *, title: str = "", lines: bool = True) -> None:
         self.console = console or Screen()
@@ -41,9 +48,10 @@ class TrainingBar:
     def begin(self, config: Config, *, steps: int, epoch: int, engine: str) -> None:
         """Training begins, or goes on, at this epoch."""
         self.steps, self.epochs = steps, config.epochs
+        self.began = self.told = time.perf_counter()
         if self.lines:
-            self.console.print(engine, highlight=False, soft_wrap=True)
-        first = (epoch - 1) * steps
+            self._print(engine)
+        self.first = first = (epoch - 1) * steps
         self.progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -71,20 +79,26 @@ class TrainingBar:
         if self.live and now - self.looked > _REFRESH:
             self.looked = now
             self.progress.update(self.task, backprops=f"{backprops():.1f} BPs")
+        if self.lines and not self.live and now - self.told > EVERY:
+            self.told = now
+            left = _clock((now - self.began) / (done - self.first) * (self.epochs * self.steps - done))
+            self._print(f"{self._describe(epoch)}  step {step} of {self.steps}  {backprops():.1f} BPs  {left} left")
         self.progress.update(self.task, completed=done, description=self._describe(epoch))
 
     def epoch(self, record: dict[str, Any], *, best: bool) -> None:
         """An epoch is done."""
         if not self.lines:
             return
+        self.told = time.perf_counter()
         tau = "" if record["tau"] is None else f"  tau {record['tau']}"
-        self.console.print(
+        self._print(
             f"{self.title}epoch {record['epoch']:3}  loss {record['loss']:.3f}  natural {record['natural']:6.1%}  "
             f"PGD-10 {record['pgd10']:6.1%}  {record['backprops']:4.1f} BPs{tau}  {record['seconds']:.1f} s  "
-            f"{record['images_per_second']:.0f} images/s{'  best' if best else ''}",
-            highlight=False,
-            soft_wrap=True,
+            f"{record['images_per_second']:.0f} images/s{'  best' if best else ''}"
         )
+
+    def _print(self, line: str) -> None:
+        self.console.print(line, highlight=False, soft_wrap=True)
 
     def end(self) -> None:
         """Training stops."""

@@ -12,6 +12,7 @@ from rich.table import Table
 from sparring import config, recipes
 from sparring.cli.arguments import parse
 from sparring.cli.screen import Screen
+from sparring.recipes import quickstart
 
 DESCRIPTION = """List the recipes, or show one in full.
 
@@ -19,6 +20,10 @@ Examples:
   sparring recipes
   sparring recipes fat-cifar10-resnet18
   sparring recipes no-projection"""
+
+
+# The protocol of the expectations, by data set; `sparring train` tells to measure by the same.
+PROTOCOLS = {"digits": "mart", "cifar10": "dat"}
 
 
 @dataclass(frozen=True)
@@ -38,16 +43,23 @@ def run(argv: list[str]) -> int:
         shown = groups[name] if name else [recipe for recipe in recipes.RECIPES.values() if not recipe.group]
         table = Table(box=None, pad_edge=False)
         table.add_column("recipe", no_wrap=True)
-        table.add_column("what; cost; natural / PGD-20 to expect, % (digits: protocol mart, CIFAR-10: dat)")
+        table.add_column(
+            "what; cost; natural / PGD-20 to expect, % "
+            f"(digits: protocol {PROTOCOLS['digits']}, CIFAR-10: {PROTOCOLS['cifar10']})"
+        )
         for recipe in shown:
             table.add_row(recipe.name, f"{recipe.about}; {recipe.cost}; {recipe.expect}")
         for group, members in groups.items() if name is None else ():
             table.add_row(group, f"{len(members)} recipes, from {members[0].name}: sparring recipes {group}")
         console.print(table)
+        if any(recipe.config.data == "digits" for recipe in shown):
+            console.print(f"\nTo expect of digits: {quickstart.MEASURED}", highlight=False)
         console.print("\nOne in full: sparring recipes NAME    Run one: sparring train NAME")
         return 0
     recipe = recipes.find(name)
     console.print(f"{recipe.name}: {recipe.about}\ncost: {recipe.cost}\nexpect: {recipe.expect}", highlight=False)
+    if recipe.config.data == "digits":
+        console.print(f"measured: protocol {PROTOCOLS['digits']}, {quickstart.MEASURED}", highlight=False)
     console.print(f"run it: {recipe.command}\n", highlight=False)
     console.print_json(json.dumps(config.to_json(recipe.config)))
     return 0

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import shlex
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -21,6 +22,7 @@ from sparring import models, recipes, runs, schedules
 from sparring.checkpoint import read_facts
 from sparring.cli.arguments import parse
 from sparring.cli.progress import TrainingBar
+from sparring.cli.recipes import PROTOCOLS
 from sparring.cli.screen import let_go
 from sparring.config import Config, differences
 from sparring.data import Dataset, load
@@ -274,7 +276,17 @@ class Flag:
         """The signal handler."""
         if self.up and number == signal.SIGINT:
             raise KeyboardInterrupt
-        self.up = True
+        if not self.up:
+            self.up = True
+            _tell_stop(number)
+
+
+def _tell_stop(number: int) -> None:
+    """At once, for a step may take seconds. A print in a signal handler could meet another half done: written raw."""
+    again = "; press Ctrl-C again to stop at once, without saving" if number == signal.SIGINT else ""
+    with suppress(OSError):  # a terminal that has been closed
+        below = "\n" if os.isatty(2) else ""  # the bar and the ^C
+        os.write(2, f"{below}sparring: stopping after this step{again}\n".encode())
 
 
 def _summary(folder: Path) -> None:
@@ -285,6 +297,16 @@ def _summary(folder: Path) -> None:
             f"{name}: epoch {record['epoch']}, validation natural {record['natural']:.1%}, "
             f"PGD-10 {record['pgd10']:.1%}  ({folder / f'{name}.safetensors'})"
         )
-    eps = max(runs.open_run(folder).config.attack.eps.values())
+    run = runs.open_run(folder)
+    eps = max(run.config.attack.eps.values())
     radius = [] if abs(eps - 8 / 255) < 1e-3 else ["--eps", schedules.spell(eps)]  # the paper's protocols have 8/255
-    print(f"Now measure it on test data: {shlex.join(['sparring', 'evaluate', str(folder), *radius])}")
+    words = ["sparring", "evaluate", str(folder), *_expected_by(run), *radius]
+    print(f"Now measure it on test data: {shlex.join(words)}")
+
+
+def _expected_by(run: runs.Run) -> list[str]:
+    """The protocol of the recipe's expectation, on whose data the run was trained: the numbers shall compare."""
+    known = recipes.RECIPES.get(run.recipe)
+    if known is None or known.config.data != run.config.data:
+        return []
+    return ["--protocol", PROTOCOLS[run.config.data]]

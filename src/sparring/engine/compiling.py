@@ -37,8 +37,10 @@ def compiling() -> Iterator[None]:
     side_by_side = getattr(triton, "AsyncCompileMode", None)  # an older Triton compiles one after the other
     before = _compile_only.set(True)
     try:
-        with ThreadPoolExecutor() as threads:
-            with side_by_side(threads, ignore_errors=True) if side_by_side else nullcontext():
-                yield
+        with (
+            ThreadPoolExecutor() as threads,
+            side_by_side(threads, ignore_errors=True) if side_by_side else nullcontext(),
+        ):
+            yield
     finally:
         _compile_only.reset(before)

@@ -299,8 +299,8 @@ def square_beats_white_box(broken: int, standing: int, n: int) -> str | None:
     if not _least(broken, n) > SQUARE_SHARE:
         return None
     return (
-        f"Of {standing} images that withstood everything else a blind search of {SQUARE_QUERIES} queries breaks "
-        f"{broken}."
+        f"Of the {n} images looked at {standing} withstood everything else; a blind search of {SQUARE_QUERIES} queries "
+        f"breaks {broken} of these. The worst case still counts them as standing: the truth lies below it."
     )
 
 

@@ -17,13 +17,12 @@ from torch import Tensor
 
 from sparring.attacks.autoattack import Version, attack_part, is_stochastic, parts
 from sparring.attacks.setting import Model
+from sparring.evaluation.meter import Task
 from sparring.evaluation.protocols import Settings
 from sparring.evaluation.result import Run
 from sparring.evaluation.store import Ledger
 from sparring.evaluation.subject import Subject
 from sparring.evaluation.verdict import exact, rounds, stands
-
-Task = Callable[[str, int], Callable[[int], None]]  # (what, how many) -> advance(by)
 
 
 def run_autoattack(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -19,8 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from torch import Tensor
 
 from sparring._version import __version__
@@ -28,8 +26,9 @@ from sparring.attacks.setting import Model, quiet
 from sparring.engine import on
 from sparring.errors import RunFailed, UserError
 from sparring.evaluation.climb import Starts, climb
-from sparring.evaluation.ensemble import Task, run_autoattack
+from sparring.evaluation.ensemble import run_autoattack
 from sparring.evaluation.fast import Precision, frozen
+from sparring.evaluation.meter import Task, meter
 from sparring.evaluation.protocols import Planned, Protocol, Settings, find, plan
 from sparring.evaluation.result import WORST, Record, Result, Run
 from sparring.evaluation.store import Store, open_store
@@ -75,7 +74,8 @@ def evaluate(
         batch_size: the most images at once; without it as many as fit. Only AutoAttack's draws depend on it.
         store: a folder that keeps finished verdicts: a killed evaluation, called again, continues where it was.
         doubts: whether to look for signs that the numbers mislead (`evaluation.doubt`), on up to 256 of the images.
-        progress: whether to show a progress bar on standard error.
+        progress: whether to show a progress bar on standard error; where that is no terminal, a line a minute is
+            printed instead.
         compiled: whether to torch.compile the bf16 copy: worth its start-up time for AutoAttack on a GPU.
         about: facts of the caller to keep in the result, as JSON: where model and data come from.
     """
@@ -93,7 +93,7 @@ def evaluate(
         held.enter_context(on(subject.device))
         held.enter_context(_own_randomness(subject.device, seed))
         verdicts = open_store(store, model, x, y)
-        task = held.enter_context(_meter(progress))
+        task = held.enter_context(meter(progress))
         natural = _natural(subject, verdicts, task)
         records = {natural.name: natural}
         for one in planned:
@@ -104,7 +104,10 @@ def evaluate(
     for radius in radii:
         name = WORST if radius == radii[-1] else f"{WORST}@{radius:.6g}"
         records[name] = _worst(name, radius, seed, [r for r in records.values() if not r.name.startswith(WORST)])
-    found = _doubts(model, subject, records, eps=radii[-1], seed=seed) if doubts else ()
+    found: tuple[dict[str, Any], ...] = ()
+    if doubts:
+        with meter(progress) as task:  # another: the model has its own mode again, as a doubt about it must find it
+            found = _doubts(model, subject, records, eps=radii[-1], seed=seed, task=task)
     return Result(records, len(x), _software(subject.device), dict(about or {}), found)
 
 
@@ -202,10 +205,11 @@ def _worst(name: str, eps: float, seed: int, records: Sequence[Record]) -> Recor
 
 
 def _doubts(
-    model: Model, subject: Subject, records: Mapping[str, Record], *, eps: float, seed: int
+    model: Model, subject: Subject, records: Mapping[str, Record], *, eps: float, seed: int, task: Task
 ) -> tuple[dict[str, Any], ...]:
     """What there is to doubt, looked for on as many images as fit into memory."""
     count = min(len(subject.x), _DOUBTED)
+    task("looking for doubts", None)
     while True:
         try:
             return _doubts_on(count, model, subject, records, eps=eps, seed=seed)
@@ -226,6 +230,7 @@ def _doubts_on(
     # Only attacks on this very ball can be compared with one another; of two by one name the first.
     here = [record for record in records.values() if record.eps == eps and not record.name.startswith(WORST)]
     correct = {record.name.partition("@")[0]: record.correct[rows] for record in reversed(here)}
+    correct[WORST] = records[WORST].correct[rows]  # what any attack broke, those that are not compared too
     found = look(model, x, y, eps=eps, correct=correct, seed=seed)
     return tuple({"name": d.name, "why": d.why, "evidence": d.evidence, "page": d.page} for d in found)
 
@@ -236,23 +241,6 @@ def _own_randomness(device: torch.device, seed: int) -> Iterator[None]:
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         yield
-
-
-@contextmanager
-def _meter(shown: bool) -> Iterator[Task]:
-    if not shown:
-        yield lambda what, total: lambda by: None
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    console = Console(stderr=True)
-    hidden = not console.is_terminal
-    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True, disable=hidden) as bar:
-
-        def task(what: str, total: int) -> Callable[[int], None]:
-            number = bar.add_task(what, total=total)
-            return lambda by: bar.advance(number, by)
-
-        yield task
 
 
 def _software(device: torch.device) -> dict[str, str]:

@@ -94,7 +94,7 @@ class Record:
 
     def __repr__(self) -> str:
         """Short: no verdicts."""
-        return f"<Record {self.name}: accuracy {self.accuracy:.4f} on {self.n} images, eps {_pixels(self.eps)}>"
+        return f"<Record {self.name}: accuracy {self.accuracy:.4f} on {self.n} images, eps {pixels(self.eps)}>"
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON."""
@@ -206,14 +206,14 @@ class Result:
             if several:
                 cells.append("" if record.spread is None else f"{100 * record.spread:.2f}")
             how = [record.loss, record.start or "", f"{record.restarts} restarts" if record.restarts > 1 else ""]
-            steps = f"{record.steps} of {_pixels(record.step_size)}" if record.steps else ""
-            cells += [_pixels(record.eps), steps, f"{record.seconds:.1f}"]
+            steps = f"{record.steps} of {pixels(record.step_size)}" if record.steps else ""
+            cells += [pixels(record.eps), steps, f"{record.seconds:.1f}"]
             table.add_row(*cells, ", ".join(word for word in how if word))
         low, high = interval(self.worst_case.accuracy, self.n)
         trust = f"{self.n} images place the worst case between {100 * low:.1f} and {100 * high:.1f} % (95 % interval)."
         reach = [
-            f"{r.name}: {r.steps} steps of {_pixels(r.step_size)} reach {_pixels(r.steps * r.step_size)} of eps "
-            f"{_pixels(r.eps)} and no further. The steps of the protocols dat, mart and quick grow with eps."
+            f"{r.name}: {r.steps} steps of {pixels(r.step_size)} reach {pixels(r.steps * r.step_size)} of eps "
+            f"{pixels(r.eps)} and no further. The steps of the protocols dat, mart and quick grow with eps."
             for r in self
             if 0 < r.steps * r.step_size < _REACH * r.eps
         ]
@@ -229,7 +229,7 @@ def interval(accuracy: float, n: int) -> tuple[float, float]:
     return max(middle - reach, 0.0), min(middle + reach, 1.0)
 
 
-def _pixels(value: float) -> str:
+def pixels(value: float) -> str:
     """'8/255' for exactly that, else the number."""
     if value == 0:
         return ""

@@ -56,8 +56,13 @@ FAT_PATIENT = replace(MADRY, objective="fat-patient", attack=replace(MADRY.attac
 FAT_EMA = replace(FAT, ema=0.95)
 FAT_AWP = replace(FAT, awp=parse("0,0.005@10%"))
 
-# Cost: one thread of an x86 CPU. Expectation: natural / PGD-20 in per cent on the 450 test images at the radius of
-# training, range over seeds 0-2 (results/digits-recipes.json, -baselines.json, -options.json, friendly/digits-*.json).
+# How cost and expectation were measured: results/digits-recipes.json, -baselines.json, -options.json and
+# friendly/digits-*.json. The expectation is natural / PGD-20 in per cent at the radius of training.
+MEASURED = (
+    "on the 450 test images, the range over seeds 0-2, each trained with 1 thread of an x86_64 CPU. Another number of "
+    "threads rounds sums in another order and gives another run, as another seed does: of the same spread, and not "
+    "always within the range of these three."
+)
 DIGITS = (
     Recipe("standard-digits", STANDARD, "no defence", "4 s", "98.9-99.6 / 0.0-0.4 at eps 0.3"),
     Recipe("madry-digits", MADRY, "worst-case training (PGD-10)", "15 s", "93.8-94.9 / 54.9-56.2 at eps 0.3"),

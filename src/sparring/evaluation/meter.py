@@ -1,0 +1,80 @@
+"""How far an evaluation is: bars on a terminal, elsewhere a line a minute. Knows no attack."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+EVERY = 60.0  # seconds between two lines in a log
+
+Task = Callable[[str, int | None], Callable[[int], None]]  # (what, how many images, if they are counted) -> advance(by)
+
+
+@contextmanager
+def meter(shown: bool) -> Iterator[Task]:
+    """Tells, where it is wanted, what is being done and to how many images."""
+    console = Console(stderr=True)
+    if not shown:
+        yield lambda what, total: lambda by: None
+    elif console.is_terminal:
+        with _bars(console) as task:
+            yield task
+    else:
+        with _lines() as task:
+            yield task
+
+
+@contextmanager
+def _bars(console: Console) -> Iterator[Task]:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
+
+        def task(what: str, total: int | None) -> Callable[[int], None]:
+            number = bar.add_task(what, total=total)
+            return lambda by: bar.advance(number, by)
+
+        yield task
+
+
+@dataclass
+class _Place:
+    what: str = "preparing"
+    total: int | None = None
+    done: int = 0
+
+    def advance(self, by: int) -> None:
+        self.done += by
+
+    def __str__(self) -> str:
+        return self.what if self.total is None else f"{self.what}: {self.done} of {self.total} images"
+
+
+@contextmanager
+def _lines() -> Iterator[Task]:
+    """By a thread: one batch of PGD-100 may take minutes on a CPU, and AutoAttack does not report within one."""
+    place, over, began = _Place(), threading.Event(), time.monotonic()
+
+    def task(what: str, total: int | None) -> Callable[[int], None]:
+        nonlocal place
+        place = _Place(what, total)
+        return place.advance
+
+    def tell() -> None:
+        while not over.wait(EVERY):
+            minutes = (time.monotonic() - began) / 60
+            with suppress(OSError, ValueError):  # a reader that has gone is noticed by whoever prints the result
+                print(f"{place}, after {minutes:.0f} min", flush=True)
+
+    teller = threading.Thread(target=tell, daemon=True)
+    teller.start()
+    try:
+        yield task
+    finally:
+        over.set()
+        teller.join()
