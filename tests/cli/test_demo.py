@@ -13,6 +13,7 @@ import torch
 
 import sparring as library
 from sparring.cli import demo
+from sparring.report.gather import methods
 from sparring.report.page import Method
 
 
@@ -30,6 +31,24 @@ def test_the_demo(sparring, tmp_path):
     assert told["methods"]["Standard"]["backprops"] == 0 and told["methods"]["Madry"]["backprops"] == 10
     assert 0 < told["methods"]["FAT"]["backprops"] < 10
     assert library.load_model(tmp_path / "a demo" / "fat")(torch.rand(1, 1, 8, 8)).shape == (1, 10)
+
+
+def test_the_demo_says_how_it_measured_and_leaves_that_to_a_report(sparring, tmp_path):
+    said = sparring("demo", "--epochs", "1", "--out", "demo")
+    again = "sparring evaluate demo/fat --protocol mart --eps 0.3"
+    text = (tmp_path / "demo" / "index.html").read_text(encoding="utf-8")
+    assert "Protocol mart: steps of eps/10" in said.out and f"{again}\n" in said.out
+    assert "the protocol mart’s, in steps of eps/10" in text.replace("&#39;", "’") and f"<code>{again}</code>" in text
+    told = json.loads((tmp_path / "demo" / "demo.json").read_text())["methods"]
+    own = {column: told["FAT"][column] for column in demo.ATTACKS}
+    (row,) = methods(tmp_path / "demo" / "fat")
+    assert row.measured == "eps 0.3, 450 images of digits, protocol mart" and own.items() <= row.accuracies.items()
+    # The command that it names gives the same numbers, in the same place.
+    assert sparring(*again.split()[1:], "--no-doubts").code == 0
+    assert [path.name for path in (tmp_path / "demo" / "fat" / "evaluation").glob("*.json")] == ["mart-eps0.3.json"]
+    assert methods(tmp_path / "demo" / "fat")[0].accuracies == row.accuracies
+    assert sparring("report", "demo", "--walks", "0").code == 0
+    assert "(validation)" not in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

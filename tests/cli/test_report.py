@@ -22,7 +22,6 @@ from tests.cli.conftest import QUICK
 from tests.report.test_page import CHROMIUM, Reader, make_walk
 from tests.reproduce.tiny import COURSE, TABLE
 
-COST = ("Mean BPs", "Seconds")
 ITEMS = {item.name: item for item in (TABLE, COURSE, paper.find("fig-motivation"))}
 
 
@@ -82,6 +81,24 @@ def test_runs(sparring, evaluated, finished):
     assert "strip" not in page()[0].split("</style>")[1]
 
 
+def test_hardware_and_validation_images_are_told(sparring, evaluated, finished, tmp_path):
+    (session,) = runs.read_environment(finished)
+    trained = f"trained on {session['device']}, {session['threads']} thread{'s' if session['threads'] > 1 else ''}"
+    assert sparring("report", finished, "--walks", 0).code == 0
+    words = page()[1].text
+    assert words.count(f"Hardware {trained}") == 1 and "evaluated on" not in words
+    assert "eps 0.3, 120 validation images of digits, last epoch" in words and "(n = 120)" in words
+    shared = {**session, "device": "NVIDIA H200", "threads": 1, "at_once": 4}
+    for name, sessions in (("same", [session, session]), ("moved", [session, shared]), ("bare", [])):
+        folder = shutil.copytree(finished, tmp_path / "all" / name)
+        (folder / runs.ENVIRONMENT).write_text(json.dumps(sessions))
+    assert sparring("report", "all", evaluated, "--walks", 0).code == 0
+    words = page()[1].text
+    assert f"same: {trained}. " in words and f"fat-run: {trained}; evaluated on " in words
+    assert f"moved: {trained} and NVIDIA H200, 1 thread, 4 processes at once. " in words
+    assert "bare: trained on hardware that is not recorded. " in words
+
+
 def test_data_that_are_gone_cost_only_the_walks(sparring, evaluated, tmp_path):
     folder = tmp_path / "moved"
     shutil.copytree(evaluated, folder)
@@ -99,6 +116,7 @@ def test_wrong_words(sparring, tmp_path):
     (tmp_path / "odd").mkdir()
     sparring("report", "odd").mends("neither a run nor results")
     (tmp_path / "results" / "table-tiny" / "limit20").mkdir(parents=True)
+    sparring("report", "table-tiny").mends("table-tiny does not exist", "sparring report results/table-tiny")
     sparring("report", "results/table-tiny").mends("tries on fewer images only (limit20)", "reproduce table-tiny.")
     sparring("report", "results", "--walks", -1).mends("--walks")
     sparring("report", "results", "--out", tmp_path).mends("is a folder", "report.html")
@@ -193,7 +211,7 @@ def test_walks_are_of_the_most_robust_run_that_has_any(sparring, finished, tmp_p
     assert sparring("report", "all").code == 0
     assert asked == ["third", "second", "first"]
     text, reader = page()
-    assert text.count('<figure class="strip"') == 1 and "The model is that of first." in reader.text
+    assert text.count('<figure class="strip"') == 1 and "The model is that of first, of the runs with" in reader.text
     walked_on(monkeypatch, {"first": [], "second": [], "third": gone})
     assert sparring("report", "all").code == 0
     text, reader = page()
@@ -331,7 +349,7 @@ def test_stars_compare_only_what_was_measured_alike():
     assert not any(cell.best for row in table(rows) for cell in row)
     other = Method("b", "", {"Natural": 0.4, "PGD-20": 0.3}, 2.0, 2.0, [], "eps 0.3")
     best = [(row[0].text, cell.column) for row in table([*rows, other]) for cell in row if cell.best]
-    assert set(best) == {("60.0", "Natural"), ("40.0", "PGD-20"), *((n, c) for n in ("50.0", "60.0") for c in COST)}
+    assert set(best) == {("60.0", "Natural"), ("40.0", "PGD-20"), *((n, "Mean BPs") for n in ("50.0", "60.0"))}
 
 
 def test_a_bound_beside_the_evaluations(sparring, evaluated, tmp_path):

@@ -101,6 +101,24 @@ def test_long_names_stay_different_in_a_drawing(drawn, kind):
     assert len(shown) == 3 and all(len(name) <= 25 for name in shown)
 
 
+CORNERS = {"low": (80.0, 40.0), "right": (90.0, 40.0), "top": (80.0, 60.0), "FAT-MART 8/255": (90.0, 60.0)}
+
+
+@pytest.mark.parametrize("points", [POINTS, CORNERS, {f"a run with a long name, {i}": (i, i) for i in range(12)}])
+@pytest.mark.parametrize(
+    "title", ["Accuracy under PGD-20 on test images (%)", "Trade-off, the paper's: PGD-20 accuracy (%)"]
+)
+def test_what_is_better_stands_on_no_point_and_no_name(drawn, points, title):
+    figures.tradeoff(points, name="n", xlabel="natural accuracy (%)", ylabel=title, alt="a")
+    (axes,) = drawn
+    axes.figure.draw_without_rendering()
+    texts = [*axes.texts, *axes.figure.texts]
+    (better,) = [text.get_window_extent() for text in texts if "better" in text.get_text()]
+    others = [text for text in texts if "better" not in text.get_text()] + [*axes.lines, axes.xaxis.label]
+    assert len(others) == 2 * len(points) + 2 and not any(better.overlaps(one.get_window_extent()) for one in others)
+    assert better.x1 <= axes.figure.bbox.x1 and better.y1 <= axes.figure.bbox.y1
+
+
 @pytest.mark.parametrize("top", [10.0, 20.0, 100.0])
 def test_the_numbers_beside_the_axis_are_inside_the_drawing(drawn, top):
     figures.curves({"a": ([1, 2], [0.0, top])}, name="n", title="t", alt="a")

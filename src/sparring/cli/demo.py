@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from rich.table import Table
 
-from sparring import runs
+from sparring import runs, schedules
 from sparring.checkpoint import write_text
 from sparring.cli.arguments import parse
 from sparring.cli.progress import TrainingBar
@@ -34,7 +34,8 @@ Examples:
   sparring demo
   sparring demo --seed 3 --out runs/demo-3"""
 
-# Column of the table -> attack of the protocol "mart" (PGD-20 and C&W-30 in steps of eps/10, uniform start).
+PROTOCOL = "mart"  # PGD-20 and C&W-30 in steps of eps/10, uniform start
+# Column of the table -> attack.
 ATTACKS = {"Natural": "natural", "FGSM": "fgsm", "PGD-20": "pgd20", "C&W": "cw30"}
 TRIALS = {
     "Standard": (quickstart.STANDARD, "trained on the images as they are"),
@@ -82,10 +83,11 @@ def run(argv: list[str]) -> int:
     page = options.out / "index.html"
     _write(page, lead, methods, models["FAT"], data, options)
     write_text(options.out / "demo.json", json.dumps(_as_data(methods, options, len(data.test)), indent=2) + "\n")
-    console.print(_table(methods))
+    console.print(_table(methods, len(data.test)))
     console.print(lead, highlight=False)
     console.print(
         f"\n{time.perf_counter() - began:.0f} s. Read why: {page}\n"
+        f"FAT's numbers again: {_again(options.out)}\n"
         f"Use a model: sparring.load_model({str(options.out / 'fat')!r})",
         highlight=False,
         soft_wrap=True,
@@ -105,9 +107,19 @@ def _refuse_strangers(out: Path) -> None:
 
 
 def _measure(name: str, about: str, config: Config, model: torch.nn.Module, data: Dataset, folder: Path) -> Method:
-    """One row: accuracies on the test images at the radius of training."""
-    x, y = data.test.x.float() / 255, data.test.y
-    found = evaluate(model, x, y, protocol="mart", eps=config.validation_eps, doubts=False)
+    """One row: accuracies on the test images at the radius of training, kept as `sparring evaluate` keeps them."""
+    origin = {
+        "model": str(folder),
+        "which": "last",
+        "facts": {"epoch": config.epochs},
+        "data": config.data,
+        "data_note": data.note,
+    }
+    x, y, eps = data.test.x, data.test.y, config.validation_eps
+    found = evaluate(model, x, y, PROTOCOL, eps=eps, doubts=False, about=origin)
+    kept = folder / runs.EVALUATION
+    kept.mkdir(exist_ok=True)
+    write_text(kept / f"{PROTOCOL}-eps{schedules.spell(eps)}.json", found.to_json())
     history = runs.read_metrics(folder)
     return Method(
         name=name,
@@ -116,7 +128,14 @@ def _measure(name: str, about: str, config: Config, model: torch.nn.Module, data
         backprops=sum(record["backprops"] for record in history) / len(history),
         seconds=sum(record["seconds"] for record in history),
         history=history,
+        held_out=config.validation,
     )
+
+
+def _again(out: Path) -> str:
+    """The command that measures the friendly model as the demo does."""
+    words = ["sparring", "evaluate", str(out / "fat"), "--protocol", PROTOCOL, "--eps", schedules.spell(quickstart.EPS)]
+    return shlex.join(words)
 
 
 def _as_data(methods: list[Method], options: Options, images: int) -> dict[str, Any]:
@@ -150,8 +169,9 @@ def _line(method: Method) -> str:
     )
 
 
-def _table(methods: list[Method]) -> Table:
-    table = Table("", *ATTACKS, "mean BPs", "seconds", title="Test accuracy, %", title_justify="left")
+def _table(methods: list[Method], images: int) -> Table:
+    title = f"Test accuracy, %, {images} images. Protocol {PROTOCOL}: steps of eps/10"
+    table = Table("", *ATTACKS, "mean BPs", "seconds", title=title, title_justify="left")
     for column in table.columns[1:]:
         column.justify = "right"
     for method in methods:
@@ -180,10 +200,13 @@ def _write(
             "Data": f"{data.note}; {len(data.train)} training and {len(data.test)} test images",
             "Attack in training": f"eps {eps:g}, {steps} steps of {attack.step_size:g}; FAT with tau {attack.tau}",
             "Attack in the strips": f"eps {eps:g}, {steps} steps of {step_size:g}, tau 0, on the FAT model",
-            "Attacks in the table": "eps as in training; PGD-20 and C&W (30 steps) in steps of eps/10, random start",
+            "Attacks in the table": f"protocol {PROTOCOL}: eps as in training; PGD-20 and C&W (30 steps) in steps of "
+            "eps/10, random start",
             "Seed": str(options.seed),
             "Hardware": f"{where['device']}, {where['threads']} threads",
             "Versions": f"sparring {where['sparring']}, torch {where['torch']}, Python {where['python']}",
             "Command": where["command"],
         },
+        note=f"PGD-20 and C&W are the protocol {PROTOCOL}'s, in steps of eps/10. FAT's numbers again: "
+        f"`{_again(options.out)}`. Another protocol gives others: dat takes steps of eps/4.",
     )

@@ -15,7 +15,7 @@ from sparring import runs
 from sparring.cli.arguments import parse
 from sparring.errors import UserError
 from sparring.recipes import paper
-from sparring.report.gather import foreign, strips
+from sparring.report.gather import foreign, hardware, strips
 from sparring.report.gather import methods as rows_of
 from sparring.report.names import labels
 from sparring.report.page import Exhibit, Method, write_page
@@ -43,7 +43,8 @@ class Options:
     title: str | None = None
     """Its heading."""
     walks: int = 2
-    """Images on which an attack is walked step by step, on the most robust run that has such images; 0 for none."""
+    """Images on which an attack is walked step by step, 0 for none: on the run that has such images and is the most
+    robust on its validation images (PGD-10, last epoch)."""
 
 
 def run(argv: list[str]) -> int:
@@ -79,6 +80,7 @@ def run(argv: list[str]) -> int:
     where = runs.environment(torch.device("cpu"))
     facts = {
         "Sources": ", ".join(map(str, options.paths)),
+        **({"Hardware": _hardware(names)} if names else {}),
         "Versions": f"sparring {where['sparring']}, torch {where['torch']}, Python {where['python']} (of the page)",
         "Command": shlex.join(["sparring", "report", *argv]),
     }
@@ -111,6 +113,9 @@ def _run_folders(path: Path) -> list[Path]:
 def _exhibits(path: Path) -> list[Exhibit]:
     """The items in a folder of results: of one item, or of all."""
     if not path.exists():
+        there = Path("results") / path
+        if str(path) in paper.ITEMS and there.is_dir():
+            raise UserError(f"{path} does not exist. Its results are in a folder: sparring report {there}.")
         raise UserError(
             f"{path} does not exist. Give run folders or folders of results; to get results: sparring reproduce ITEM."
         )
@@ -149,7 +154,10 @@ def _left_out(why: str, paths: list[Path]) -> str:
 
 
 def _walks(names: Mapping[Path, str], count: int) -> tuple[list[Walk], str]:
-    """Strips of the most robust run that has images for them, and whose they are; where none has, the reason."""
+    """Strips of the most robust run that has images for them, and whose they are; where none has, the reason.
+
+    Robust on validation images: every run has these numbers, and has them by the same attack.
+    """
     if not names or not count:
         return [], ""
     why_not = []
@@ -160,7 +168,8 @@ def _walks(names: Mapping[Path, str], count: int) -> tuple[list[Walk], str]:
             why_not.append(str(error))
             continue
         if walks:
-            return walks, f"The model is that of {names[folder]}."
+            why = ", of the runs with such images the most robust one on validation images (PGD-10, last epoch)"
+            return walks, f"The model is that of {names[folder]}{why if len(names) > 1 else ''}."
     none = "no run whose data are here gets a test image right that PGD fools before its last step."
     return [], f"No attack is walked: {why_not[0] if len(why_not) == len(names) else none}"
 
@@ -168,6 +177,16 @@ def _walks(names: Mapping[Path, str], count: int) -> tuple[list[Walk], str]:
 def _robust(folder: Path) -> float:
     """PGD-10 accuracy on held-out images, after the last epoch."""
     return float(runs.read_metrics(folder)[-1]["pgd10"])
+
+
+def _hardware(names: Mapping[Path, str]) -> str:
+    """What the runs were trained and evaluated on: once where that is the same for all."""
+    found: dict[str, list[str]] = {}
+    for folder, name in names.items():
+        found.setdefault(hardware(folder), []).append(name)
+    if len(found) == 1:
+        return next(iter(found))
+    return ". ".join(f"{', '.join(each)}: {where}" for where, each in found.items())
 
 
 def _title(methods: list[Method], exhibits: list[Exhibit]) -> str:
@@ -189,7 +208,7 @@ def _lead(methods: list[Method], exhibits: list[Exhibit]) -> str:
         parts.append(f"{len(names)} run{'s' if len(names) > 1 else ''}: {', '.join(names)}.")
     if exhibits:
         parts.append(
-            f"Reproduced from the paper: {', '.join(one.where for one in exhibits)}. Every number of ours was measured "
+            f"From the paper: {', '.join(one.where for one in exhibits)}. Every number of ours was measured "
             "by this package, with the images, the seeds and the hardware said beside it; the paper's are its own."
         )
     return " ".join(parts)

@@ -309,4 +309,5 @@ def _expected_by(run: runs.Run) -> list[str]:
     known = recipes.RECIPES.get(run.recipe)
     if known is None or known.config.data != run.config.data:
         return []
-    return ["--protocol", PROTOCOLS[run.config.data]]
+    protocol = PROTOCOLS.get(run.config.data)
+    return ["--protocol", protocol] if protocol else []

@@ -121,23 +121,9 @@ def tradeoff(
                     color=colour,
                     fontweight="bold",
                 )
-            _point_to_better(axes)
+        # In the line of the title: among the points every place may be taken.
+        figure.text(0.95, 0.935, "better ↗", ha="right", color=INK, alpha=0.75)
         return _svg(figure, name, alt)
-
-
-def _point_to_better(axes: Axes) -> None:
-    axes.annotate(
-        "better",
-        (0.985, 0.975),
-        xytext=(0.87, 0.85),
-        xycoords="axes fraction",
-        textcoords="axes fraction",
-        ha="right",
-        va="top",
-        color=INK,
-        alpha=0.75,
-        arrowprops={"arrowstyle": "->", "color": INK, "alpha": 0.75},
-    )
 
 
 def _crowded(points: Sequence[tuple[float, float]]) -> bool:

@@ -6,7 +6,7 @@ Reads what training and evaluation left in a folder; measures nothing but the wa
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,8 @@ def methods(folder: Path, name: str = "") -> list[Method]:
         raise UserError(f"{folder} has no finished epoch yet. Continue it: sparring train --out {folder} --resume.")
     rows = _evaluated(folder, run.config)
     if not rows:
-        how = f"eps {radius(run.config.validation_eps)}, validation images of {run.config.data}, last epoch"
+        held = f"{run.config.validation:,} validation images of {run.config.data}"
+        how = f"eps {radius(run.config.validation_eps)}, {held}, last epoch"
         last = history[-1]
         rows = {how: ({"Natural (validation)": last["natural"], "PGD-10 (validation)": last["pgd10"]}, ())}
     return [
@@ -64,6 +65,7 @@ def methods(folder: Path, name: str = "") -> list[Method]:
             measured=measured,
             doubts=doubts,
             task=f"{run.config.data}, {run.config.model}, {len(history)} epochs",
+            held_out=run.config.validation,
         )
         for measured, (accuracies, doubts) in rows.items()
     ]
@@ -91,6 +93,29 @@ def _evaluated(folder: Path, config: Config) -> dict[str, _Numbers]:
         images = "1 image" if n == 1 else f"{n:,} images"
         rows[", ".join(filter(None, [f"eps {eps_text}", f"{images} of {where}", *rest]))] = numbers
     return rows
+
+
+def hardware(folder: Path) -> str:
+    """'trained on x86_64 CPU, 2 threads; evaluated on x86_64 CPU', as every session recorded it."""
+    told = {
+        "trained": [_machine(session) for session in runs.read_environment(folder)]
+        or ["hardware that is not recorded"],
+        "evaluated": [_device(read[0]) for read in _evaluations(folder).values() if read],
+    }
+    return "; ".join(f"{done} on {' and '.join(dict.fromkeys(where))}" for done, where in told.items() if where)
+
+
+def _machine(session: Mapping[str, Any]) -> str:
+    """Of a training: the device, its threads, and how many processes shared it."""
+    threads, at_once = session["threads"], session.get("at_once") or 1
+    shared = f", {at_once} processes at once" if at_once > 1 else ""
+    return f"{session['device']}, {threads} thread{'s' if threads > 1 else ''}{shared}"
+
+
+def _device(result: Result) -> str:
+    """'x86_64 CPU' for 'cpu: x86_64', as the environment of a training spells it."""
+    kind, _, name = result.software.get("device", "a device: that is not recorded").partition(": ")
+    return f"{name} CPU" if kind == "cpu" else name
 
 
 def foreign(folder: Path) -> list[Path]:

@@ -29,7 +29,7 @@ from sparring.report.beside import Line, best, spell
 from sparring.report.walk import Walk
 
 _LEAST_PIXELS = 96  # smaller images are enlarged, every pixel a square
-_MANY = 8  # columns of numbers: with more a row is set as a grid, as on a phone
+_MANY = 9  # columns of numbers: with more a row is set as a grid, as on a phone
 _COLUMNS = {  # what the usual columns mean, for a reader who is new to them
     "Natural": "the test images as they are",
     "FGSM": "after one large step against the model",
@@ -52,6 +52,7 @@ class Method:
     measured: str = ""  # how the accuracies were: eps, images, protocol; numbers are compared where it is the same
     doubts: Sequence[str] = ()  # reasons not to believe them
     task: str = ""  # data, network, length: costs are compared where it is the same
+    held_out: int = 0  # validation images behind the history; 0: not told
 
 
 @dataclass(frozen=True)
@@ -122,14 +123,16 @@ def write_page(
         note: stands below the table of methods, for instance the spread over seeds.
     """
     columns = _columns(methods)
+    parts = tables(methods)
     page = _templates().get_template("page.html")
     text = page.render(
         title=title,
         lead=lead,
         columns=columns,
         meanings={name: _COLUMNS[name] for name in columns if name in _COLUMNS},
-        rows=list(zip(methods, table(methods), strict=True)),
-        stars=any(cell.best for row in table(methods) for cell in row),
+        tables=[(_columns(part), list(zip(part, table(part), strict=True))) for part in parts],
+        stars=any(cell.best for part in parts for row in table(part) for cell in row),
+        methods=methods,
         note=note,
         exhibits=exhibits,
         walks=walks,
@@ -141,11 +144,25 @@ def write_page(
     write_text(path, text)
 
 
+def tables(methods: Sequence[Method]) -> list[list[Method]]:
+    """The methods table by table: those measured alike, to be compared down a column.
+
+    One table for all where no two are and it is not too wide.
+    """
+    alike: dict[str, list[Method]] = {}
+    for method in methods:
+        alike.setdefault(method.measured, []).append(method)
+    if len(alike) == len(methods) > 0 and len(_columns(methods)) + 2 <= _MANY:
+        return [list(methods)]
+    return list(alike.values())
+
+
 def table(methods: Sequence[Method]) -> list[list[_Cell]]:
     """The methods' rows: accuracies in per cent, mean BPs, seconds; the best of each column marked.
 
     Best is the highest accuracy among those measured alike and, among the methods that train for the same task against
-    an attack, the lowest cost: training against none is always the cheapest. Numbers that print alike are equally good.
+    an attack, the fewest BPs: training against none is always the cheapest. Seconds depend on what else the machine
+    did: none is best. Numbers that print alike are equally good.
     """
     rows: list[list[_Cell]] = [[] for _ in methods]
     for name in _columns(methods):
@@ -157,19 +174,18 @@ def table(methods: Sequence[Method]) -> list[list[_Cell]]:
             value = method.accuracies.get(name)
             text = "" if value is None else percent(value)
             row.append(_Cell(name, text, best=bool(text) and text == winners[method.measured], share=value))
-    costs: dict[str, Callable[[Method], float]] = {"Mean BPs": lambda m: m.backprops, "Seconds": lambda m: m.seconds}
-    for name, cost in costs.items():
-        fighting = [method for method in methods if method.backprops > 0]
-        lowest = {
-            task: _winner(
-                list({one.name: -cost(one) for one in fighting if one.task == task}.values()),
-                lambda value: brief(-value),
-            )
-            for task in {one.task for one in fighting}
-        }
-        for row, method in zip(rows, methods, strict=True):
-            text = brief(cost(method))
-            row.append(_Cell(name, text, best=method in fighting and text == lowest[method.task]))
+    fighting = [method for method in methods if method.backprops > 0]
+    fewest = {
+        task: _winner(
+            list({one.name: -one.backprops for one in fighting if one.task == task}.values()),
+            lambda value: brief(-value),
+        )
+        for task in {one.task for one in fighting}
+    }
+    for row, method in zip(rows, methods, strict=True):
+        text = brief(method.backprops)
+        row.append(_Cell("Mean BPs", text, best=method in fighting and text == fewest[method.task]))
+        row.append(_Cell("Seconds", brief(method.seconds), best=False))
     return rows
 
 
@@ -188,7 +204,8 @@ def drawings(methods: Sequence[Method]) -> list[Drawing]:
                 natural,
                 "natural",
                 what,
-                f"Images as they are: how soon each method gets there, and where it ends. Last epoch: {last}.",
+                f"Images as they are{_held_out(methods)}: how soon each method gets there, and where it ends. "
+                f"Last epoch: {last}.",
             )
         )
     if robust:
@@ -214,6 +231,12 @@ def drawings(methods: Sequence[Method]) -> list[Drawing]:
         told += f" Measured with {how}." if how else ""
         found.append(Drawing(Markup(svg), told))
     return found
+
+
+def _held_out(methods: Sequence[Method]) -> str:
+    """' (n = 120)', with every number where the methods' differ."""
+    counts = sorted({method.held_out for method in methods if method.held_out})
+    return f" (n = {' or '.join(f'{count:,}' for count in counts)})" if counts else ""
 
 
 def _tradeoff_points(methods: Sequence[Method]) -> tuple[str, dict[str, tuple[float, float]]]:
