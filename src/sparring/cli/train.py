@@ -146,12 +146,10 @@ def _notes(config: Config, data: Dataset, device: torch.device) -> Iterator[str]
 
 
 def _days_on_a_cpu(config: Config, data: Dataset) -> float:
-    """Roughly: at 100 GFLOP/s (two cores of an EPYC take ResNet-18 to its input gradient at 180)."""
-    with torch.device("meta"):
-        model = models.build(config.model, num_classes=data.num_classes, channels=data.channels, size=data.size)
-        flops = models.forward_flops(model, (1, data.channels, *data.size))
+    """Roughly. A gradient of the input is worth two forward passes, an update three."""
+    forward = models.seconds_on_a_cpu(config.model, data.channels, data.size, data.num_classes)
     steps = 0 if config.objective == "standard" else config.attack.steps
-    return config.epochs * len(data.train) * flops * (2 * steps + 3) / 1e11 / 86400
+    return config.epochs * len(data.train) * forward * (2 * steps + 3) / 86400
 
 
 def _again(folder: Path, options: Options) -> str:

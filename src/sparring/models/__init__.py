@@ -3,9 +3,19 @@
 Knows nothing of attacks, data or training.
 """
 
-from sparring.models.cost import count_parameters, forward_flops
+from sparring.models.cost import count_parameters, forward_flops, seconds_on_a_cpu
 from sparring.models.normalize import Normalize
 from sparring.models.registry import build, describe, list_models
 from sparring.models.taps import layers, tap
 
-__all__ = ["Normalize", "build", "count_parameters", "describe", "forward_flops", "layers", "list_models", "tap"]
+__all__ = [
+    "Normalize",
+    "build",
+    "count_parameters",
+    "describe",
+    "forward_flops",
+    "layers",
+    "list_models",
+    "seconds_on_a_cpu",
+    "tap",
+]

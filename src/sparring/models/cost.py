@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import torch
 from torch import nn
 from torch.func import functional_call
 from torch.utils.flop_counter import FlopCounterMode
+
+from sparring.models.registry import build
+
+_CPU = 1e11  # FLOP/s, roughly: two cores of an EPYC take ResNet-18 to its input gradient at 180 GFLOP/s
 
 
 def count_parameters(model: nn.Module) -> int:
@@ -30,3 +35,11 @@ def forward_flops(model: nn.Module, x_shape: Sequence[int]) -> int:
         functional_call(model, shapes, (x,))
     flops: int = counter.get_total_flops()
     return flops // 2 * images
+
+
+@functools.cache
+def seconds_on_a_cpu(name: str, channels: int, size: tuple[int, int], num_classes: int = 10) -> float:
+    """Roughly, of a forward pass of one image: to say beforehand what would take days."""
+    with torch.device("meta"):
+        model = build(name, num_classes=num_classes, channels=channels, size=size)
+    return forward_flops(model, (1, channels, *size)) / _CPU

@@ -6,14 +6,11 @@ steps of few images cost more than their share (results/engine/bench-resnet18-h2
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable
 
-import torch
-
-from sparring import models
 from sparring.config import Config
 from sparring.evaluation.protocols import PROTOCOLS, Climb
+from sparring.models import seconds_on_a_cpu
 from sparring.objectives import OBJECTIVES
 from sparring.recipes.paper import Mixture, Robustness
 from sparring.reproduce.plan import Job, state, wanting
@@ -34,7 +31,6 @@ _TESTS = {"cifar10": 10_000, "svhn": 26_032, "digits": 450}
 _START = 25.0  # seconds until the engine is ready
 _AUTOATTACK = 0.11  # seconds an image for ResNet-18 (results/evaluation/speed-h200.json: 54 s for 512)
 _FRIENDLY = 0.75
-_CPU = 1e11  # FLOP/s, roughly: two cores of an EPYC take ResNet-18 to its input gradient at 180 GFLOP/s
 _LARGER = 0.8  # an image's share in a batch of 256 or more (results/engine/bench-256-h200.json: 0.81 and 0.72)
 
 
@@ -93,32 +89,25 @@ def left(jobs: Iterable[Job], *, start: float = _START) -> float:
 
 
 def on_a_cpu(jobs: Iterable[Job]) -> float:
-    """Seconds of what is still to be done, on a CPU."""
+    """Seconds of what is still to be done, on a CPU. A gradient of the input is worth two passes, an update three."""
     each = wanting(list(jobs))
     configs = {job.folder: job.config for job in each if job.config is not None and state(job) != "trained"}
-    train = sum(c.epochs * _images(c) * _flops(c) * (2 * _steps(c) + 3) for c in configs.values())
-    return train / _CPU + sum(map(_measuring_on_a_cpu, each))
+    train = sum(c.epochs * _images(c) * _forward(c) * (2 * _steps(c) + 3) for c in configs.values())
+    return train + sum(map(_measuring_on_a_cpu, each))
 
 
 def _measuring_on_a_cpu(job: Job) -> float:
-    """A gradient of the input is worth two passes; AutoAttack takes 1,500 of an image, roughly."""
+    """AutoAttack takes 1,500 gradients of an image, roughly."""
     if job.config is None or not isinstance(job.row.measure, Robustness):
         return 60.0
     steps = sum(attack.steps for attack in PROTOCOLS[job.row.measure.protocol].attacks if isinstance(attack, Climb))
     images = job.limit or _TESTS.get(job.config.data, 10_000)
-    return 2 * _flops(job.config) * (steps * images + 1500 * job.row.measure.autoattack) / _CPU
+    return 2 * _forward(job.config) * (steps * images + 1500 * job.row.measure.autoattack)
 
 
-def _flops(config: Config) -> float:
-    return _forward_flops(config.model, *(1, 8, 8) if config.data == "digits" else (3, 32, 32))
-
-
-@functools.cache
-def _forward_flops(model: str, *shape: int) -> float:
-    """Of one image."""
-    with torch.device("meta"):
-        built = models.build(model, num_classes=10, channels=shape[0], size=(shape[1], shape[2]))
-        return models.forward_flops(built, (1, *shape))
+def _forward(config: Config) -> float:
+    digits = config.data == "digits"
+    return seconds_on_a_cpu(config.model, 1 if digits else 3, (8, 8) if digits else (32, 32))
 
 
 def _sum(to_train: Iterable[Job], to_measure: Iterable[Job], start: float) -> float:
