@@ -262,7 +262,7 @@ def test_the_plan_has_whole_names(sparring, monkeypatch):
         (["table-tinny"], ["unknown item 'table-tinny'", "Did you mean 'table-tiny'?"]),
         (["table-tiny", "--scale", "huge"], ["--scale", "lite", "full"]),
         (["table-tiny", "--rows", "fta"], ["no row 'fta'", "Did you mean 'fat'?"]),
-        (["fig-motivation", "--scale", "full"], ["nothing at scale full", "--scale lite"]),
+        (["fig-tiny", "--scale", "full"], ["nothing at scale full", "--scale lite"]),
         (["table-tiny", "--limit", "0"], ["--limit", "at least 1"]),
         (["table-tiny", "--max-minutes", "0"], ["--max-minutes", "above 0"]),
         (["table-tiny", "--at-once", "0"], ["--at-once", "at least 1"]),

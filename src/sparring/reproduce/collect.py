@@ -134,9 +134,11 @@ def cells(several: Sequence[Result], columns: Mapping[str, str]) -> dict[str, Ou
 
 
 def about(several: Sequence[Result]) -> str:
-    """'ResNet-18, 30 epochs, 3 seeds'."""
+    """'ResNet-18, 30 epochs, 3 seeds'; the seeds alone where no run was trained."""
     config = several[0]["config"]
     seeds = "1 seed" if len(several) == 1 else f"{len(several)} seeds"
+    if config is None:
+        return seeds
     epochs = "1 epoch" if config["epochs"] == 1 else f"{config['epochs']} epochs"
     return f"{network(config['model'])}, {epochs}, {seeds}"
 
