@@ -20,11 +20,9 @@ def wake(device: torch.device) -> None:
 
 
 def first_use(device: torch.device) -> None:
-    """A convolution and a product of zeros."""
+    """A convolution and a product of zeros; nobody waits for them."""
     with suppress(RuntimeError):  # whoever needs the device meets the same, and can say so
         image = torch.zeros((8, 64, 8, 8), dtype=torch.bfloat16, device=device)
         image = image.contiguous(memory_format=torch.channels_last)
         F.conv2d(image, image.new_zeros((64, 64, 3, 3)), padding=1)
         torch.mm(image.new_zeros((64, 64)), image.new_zeros((64, 64)))
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)

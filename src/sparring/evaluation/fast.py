@@ -50,7 +50,7 @@ def gradient_model(
         return _autocast(model)
     if probe.is_cuda and not compiled:  # fused operations are as fast as compiled ones and need no compiling
         fused = fold(model, dtype=torch.bfloat16, fused=True)
-        sizes = [*(size for size in SIZES if size < most), min(most, SIZES[-1])]
+        sizes = [*(size for size in SIZES if size < most), min(most, SIZES[-1])] if most else []
         if fused is not None and agrees(fused, model, probe.float(), sizes=sizes):
             return fused if fused.passes is None else Replayed(fused)
     network = fold(model, dtype=torch.bfloat16, fused=False)
