@@ -50,46 +50,53 @@ def _table(item: Item, each: Sequence[Line], between: str = " ± ") -> Table:
     Args:
         between: stands before a deviation; with a line break a narrow screen has room for the table.
     """
-    title = f"{item.where}: {item.title}. Test accuracy, %"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table, columns = _titled(item), _columns(item, each)
+    costs = ["BPs"] if any(line.backprops is not None for line in each) else []
     table.add_column("", min_width=min(_LABEL, max(len(line.label) for line in each)))
     table.add_column("", no_wrap=True)
-    columns = _columns(item, each)
-    costs = ["BPs"] if any(line.backprops is not None for line in each) else []
     for column in (*columns, *costs):
         table.add_column(column, justify="right", no_wrap=True)
     for line in each:
-        ours = []
-        for column in columns:
-            cell = line.ours.get(column)
-            star = "*" if cell is not None and cell.text == best(each, column) else ""
-            ours.append("" if cell is None else f"{star}{cell.text}".replace(" ± ", between))
-        backprops = ["" if line.backprops is None else f"{line.backprops:.1f}"] if costs else []
+        ours = [_ours(line, column, each).replace(" ± ", between) for column in columns]
+        paper = [_paper(line, column).replace(" ± ", between) for column in columns]
+        backprops = [_backprops(line)] if costs else []
         table.add_row(line.label, "ours" if line.ours else "to do", *ours, *backprops)
-        cells = [
-            as_printed(line.paper[column]).replace(" ± ", between) if column in line.paper else "" for column in columns
-        ]
-        table.add_row("", "paper", *cells, *[""] * len(costs), style="dim", end_section=True)
+        table.add_row("", "paper", *paper, *[""] * len(costs), style="dim", end_section=True)
     return _explained(table, each)
 
 
 def _tall(item: Item, each: Sequence[Line]) -> Table:
     """One accuracy a line, ours and the paper's side by side."""
-    title = f"{item.where}: {item.title}. Test accuracy, %"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    for name in ("", "ours", "paper"):
-        table.add_column(name, justify="right" if name else "left", no_wrap=bool(name))
+    table = _titled(item)
+    table.add_column("")
+    for name in ("ours", "paper"):
+        table.add_column(name, justify="right", no_wrap=True)
     for line in each:
         table.add_row(line.label, "" if line.ours else "to do", "", style="bold")
-        for column in _columns(item, each):
-            ours, paper = line.ours.get(column), line.paper.get(column)
-            star = "*" if ours is not None and ours.text == best(each, column) else ""
-            if ours is not None or paper is not None:
-                told = as_printed(paper) if paper is not None else ""
-                table.add_row(f"  {column}", f"{star}{ours.text}" if ours is not None else "", told)
-        if line.backprops is not None:
-            table.add_row("  BPs", f"{line.backprops:.1f}", "")
+        rows = {column: (_ours(line, column, each), _paper(line, column)) for column in _columns(item, each)}
+        for name, numbers in (rows | {"BPs": (_backprops(line), "")}).items():
+            if any(numbers):
+                table.add_row(f"  {name}", *numbers)
     return _explained(table, each)
+
+
+def _titled(item: Item) -> Table:
+    title = f"{item.where}: {item.title}. Test accuracy, %"
+    return Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+
+
+def _ours(line: Line, column: str, each: Sequence[Line]) -> str:
+    """With a star where it is the best of all."""
+    cell = line.ours.get(column)
+    return "" if cell is None else f"{'*' if cell.text == best(each, column) else ''}{cell.text}"
+
+
+def _paper(line: Line, column: str) -> str:
+    return as_printed(line.paper[column]) if column in line.paper else ""
+
+
+def _backprops(line: Line) -> str:
+    return "" if line.backprops is None else f"{line.backprops:.1f}"
 
 
 def _columns(item: Item, each: Sequence[Line]) -> list[str]:
