@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sparring.errors import UserError
 from sparring.reproduce import results
@@ -82,3 +84,8 @@ def test_columns_keep_what_figures_show():
     records = [{"epoch": 1, "tau": None, "loss": 0.123456789}, {"epoch": 2, "tau": 1, "loss": 2.0}]
     assert results.columns(records) == {"epoch": [1, 2], "tau": [None, 1], "loss": [0.123457, 2.0]}
     assert results.columns([]) == {}
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=40))
+def test_verdicts_are_packed(right):
+    assert results.unpack(results.pack(right), len(right)) == bytes(right)

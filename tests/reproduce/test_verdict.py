@@ -60,6 +60,25 @@ def test_a_table_holds_a_method_against_its_baseline(measured, monkeypatch, natu
     assert said.startswith(" ".join(filter(None, parts)) + " In points, ")
 
 
+def test_images_on_which_both_agree_are_no_noise():
+    """Twenty images of a thousand are judged differently: fifteen for the better, five for the worse."""
+    both = [index < 500 for index in range(980)]
+    new, old = ([*both, *[first] * 15, *[not first] * 5] for first in (True, False))
+    cells = [Ours((sum(right) / 1000,), 1000, (bytes(right),)) for right in (new, old)]
+    assert _noise(*cells) == pytest.approx(200 * ((0.020 - 0.010**2) / 1000) ** 0.5)
+    blind = [replace(cell, right=()) for cell in cells]
+    assert _noise(*blind) > 4 * _noise(*cells)
+    assert _noise(cells[0], blind[1]) == _noise(*blind)  # of one alone the verdicts are of no use
+    fewer = Ours((0.5,), 500, (bytes([1, 0] * 250),))
+    assert _noise(cells[0], fewer) == _noise(blind[0], replace(fewer, right=()))
+
+
+def test_verdicts_over_several_seeds_are_shares():
+    cells = [Ours((0.5, 0.5), 4, (bytes(a), bytes(b))) for a, b in (([1, 1, 0, 0], [1, 0, 1, 0]), ([0, 0, 1, 1],) * 2)]
+    differences = [1.0, 0.5, -0.5, -1.0]  # of the shares 1, 0.5, 0.5, 0 and 0, 0, 1, 1
+    assert _noise(*cells) == pytest.approx(200 * (sum(d * d for d in differences) / 4 / 4) ** 0.5)
+
+
 def test_seeds_that_lie_apart_are_noise_too():
     old = Line("", "", {"Natural": Ours((0.80,), 10_000)})
     steady, scattered = (
@@ -145,12 +164,13 @@ def test_lines(measured, tmp_path):
             "table1",
             [
                 "FAT 8/255 against Madry: a trade. Beyond the noise: Natural +4.7 (+2.0); FGSM +1.4 (+9.4); PGD-20 -",
-                "FAT 16/255 against Madry: confirmed under PGD alone. Beyond the noise: PGD-20 +3.2 (+4.1); PGD-1",
+                "FAT 16/255 against Madry: a trade. Beyond the noise: Natural -0.8 (-0.3); FGSM +0.8 (+9.8); PGD-",
+                "noise is two standard errors, of the same images under both; one seed each, so seeds are not in it.",
             ],
         ),
         (
             "table2",
-            ["8/255 against TRADES: confirmed. Beyond the noise: Natural", "16/255 against TRADES: not confirmed."],
+            ["8/255 against TRADES: a trade. Beyond the noise: Natural", "16/255 against TRADES: not confirmed."],
         ),
         ("table4", ["8/255 against MART: confirmed. Beyond the noise: Natural", "16/255 against MART: a trade."]),
         ("table3", ["not yet measured."]),

@@ -20,6 +20,7 @@ class Ours:
 
     values: tuple[float, ...]  # fractions
     n: int  # images
+    right: tuple[bytes, ...] = ()  # a byte an image: 1 where it is right; empty where that is not known of every seed
 
     @property
     def middle(self) -> float:

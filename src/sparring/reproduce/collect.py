@@ -129,7 +129,12 @@ def cells(several: Sequence[Result], columns: Mapping[str, str]) -> dict[str, Ou
         facts = [result["found"]["attacks"].get(attack) for result in several]
         known = [fact for fact in facts if fact is not None]
         if known:
-            found[column] = Ours(tuple(fact["accuracy"] for fact in known), min(fact["n"] for fact in known))
+            right = tuple(results.unpack(fact["right"], fact["n"]) for fact in known if "right" in fact)
+            found[column] = Ours(
+                tuple(fact["accuracy"] for fact in known),
+                min(fact["n"] for fact in known),
+                right if len(right) == len(known) else (),
+            )
     return found
 
 

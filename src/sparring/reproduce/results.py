@@ -2,16 +2,20 @@
 
 A file says what was trained (the whole configuration), what was measured and how, on which hardware, how long it took,
 and what came out. It is written whole or not at all. Tables and figures are drawn from these files only, and only from
-those whose configuration is the declared one. Per-example verdicts stay in the run folder.
+those whose configuration is the declared one. The verdict on every image is in it, so that two methods can be compared
+image by image.
 """
 
 from __future__ import annotations
 
+import base64
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from sparring import config as configs
 from sparring.checkpoint import write_text
@@ -161,3 +165,14 @@ def _spell(value: Any, depth: int = 0) -> str:
     else:
         text = json.dumps(value, separators=(",", ":"))
     return text if depth else text + "\n"
+
+
+def pack(right: Iterable[bool]) -> str:
+    """One verdict an image, eight in a byte, as text."""
+    return base64.b64encode(np.packbits(np.fromiter(right, dtype=bool)).tobytes()).decode()
+
+
+def unpack(text: str, count: int) -> bytes:
+    """The verdicts again: a byte an image, 1 where it is right."""
+    bits = np.frombuffer(base64.b64decode(text), dtype=np.uint8)
+    return np.unpackbits(bits, count=count).tobytes()

@@ -1,4 +1,4 @@
-"""Accuracy under a protocol and under AutoAttack, as a result keeps it: numbers with their settings, no verdicts."""
+"""Accuracy under a protocol and under AutoAttack, as a result keeps it: numbers, their settings, and the verdicts."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from sparring.checkpoint import write_text
 from sparring.data import Dataset
 from sparring.evaluation import Record, evaluate
 from sparring.recipes.paper import Robustness
+from sparring.reproduce.results import pack
 
 _BATCH = 1024  # images of AutoAttack at once: what a stop can cost
 
@@ -70,5 +71,6 @@ def _facts(record: Record) -> dict[str, Any]:
         "start": record.start,
         "precision": record.precision,
         "seconds": round(record.seconds, 2),
+        "right": pack(record.correct.tolist()),
         **({"detail": record.detail} if record.detail else {}),
     }

@@ -7,6 +7,8 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from sparring.recipes.paper import Mixture, Row
 from sparring.report.beside import Line, Ours, rounded
 from sparring.reproduce.collect import Collected, cells, lines
@@ -50,16 +52,18 @@ def _table(collected: Collected, measured: Sequence[Row]) -> str:
     told = [_pair(ours, theirs, collected.item.columns) for ours, theirs in pairs if theirs.ours]
     if not told:
         return "one method alone says nothing about the comparison."
-    return " ".join([*told, "In points, the paper's differences in brackets; noise is two standard errors."])
+    cells = [cell for pair in pairs for line in pair for cell in line.ours.values()]
+    how = "of the same images under both" if all(cell.right for cell in cells) else "of so many images"
+    seeds = "; one seed each, so seeds are not in it" if all(len(cell.values) == 1 for cell in cells) else ""
+    noise = f"noise is two standard errors, {how}{seeds}"
+    return " ".join([*told, f"In points, the paper's differences in brackets; {noise}."])
 
 
 def _pair(new: Line, old: Line, columns: Mapping[str, str]) -> str:
     """The differences in points. Confirmed: better in natural or PGD-20 accuracy, and worse by no column but FGSM.
 
-    Better and worse are what two independent sets of so many images leave no doubt about (two standard errors). Both
-    methods see the same images, so that finds a difference late; how far seeds lie apart is in it where there are
-    several. A gain under PGD that neither C&W nor AutoAttack share is told as such. One step says little about
-    robustness, so FGSM decides nothing.
+    Better and worse is what so many images leave no doubt about (`_noise`). A gain under PGD that neither C&W nor
+    AutoAttack share is told as such. One step says little about robustness, so FGSM decides nothing.
     """
     beyond: dict[str, float] = {}  # the noise
     told: dict[str, str] = {}
@@ -85,10 +89,20 @@ def _pair(new: Line, old: Line, columns: Mapping[str, str]) -> str:
 
 
 def _noise(one: Ours, other: Ours) -> float:
-    """Two standard errors of the difference, in points: those of so many images, and of so many seeds."""
-    images = [cell.middle * (100 - cell.middle) / cell.n for cell in (one, other)]
-    seeds = [(cell.spread or 0.0) ** 2 / len(cell.values) for cell in (one, other)]
-    return 2 * math.sqrt(sum(images) + sum(seeds))
+    """Two standard errors of the difference, in points: of the images, and of the seeds where there are several.
+
+    Both methods see the same images, most of which both get right or both wrong: where the verdicts are known, only the
+    rest is noise. Else they are taken as independent, which finds a difference late.
+    """
+    if one.right and other.right and one.n == other.n:
+        shares = [
+            np.frombuffer(b"".join(cell.right), np.uint8).reshape(-1, cell.n).mean(axis=0) for cell in (one, other)
+        ]
+        images = 100**2 * float(np.var(shares[0] - shares[1])) / one.n
+    else:
+        images = sum(cell.middle * (100 - cell.middle) / cell.n for cell in (one, other))
+    seeds = sum((cell.spread or 0.0) ** 2 / len(cell.values) for cell in (one, other))
+    return 2 * math.sqrt(images + seeds)
 
 
 def _lines(collected: Collected, measured: Sequence[Row]) -> str:
