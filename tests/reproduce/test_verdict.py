@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sparring.recipes import paper
-from sparring.report.beside import Line, Ours
+from sparring.report.beside import Line, Ours, rounded
 from sparring.reproduce import draw
 from sparring.reproduce.collect import collect
 from sparring.reproduce.verdict import _noise, _pair, seen
@@ -31,6 +31,11 @@ def against(collected, natural, pgd20, n):
     return seen(replace(collected, item=replace(TABLE, columns=TABLE.columns), found=made))
 
 
+def noise(one, other, n):
+    """Of independent images: the verdicts are not given here."""
+    return rounded(200 * ((one * (1 - one) + other * (1 - other)) / n) ** 0.5)
+
+
 @pytest.mark.parametrize(
     ("natural", "pgd20", "n", "verdict", "sure"),
     [
@@ -47,8 +52,8 @@ def test_a_table_holds_a_method_against_its_baseline(measured, monkeypatch, natu
     monkeypatch.setattr("sparring.reproduce.verdict._CLAIMED", ("natural", "pgd10"))  # ten steps are enough here
     said = against(collect(TABLE, measured / "results"), natural, pgd20, n)
     told = {
-        "Natural": f"Natural {100 * (natural - 0.8):+.1f} (+2.0)",
-        "PGD-20": f"PGD-20 {100 * (pgd20 - 0.5):+.1f} (+0.3)",
+        "Natural": f"Natural {100 * (natural - 0.8):+.1f} ± {noise(0.8, natural, n)} (+2.0)",
+        "PGD-20": f"PGD-20 {100 * (pgd20 - 0.5):+.1f} ± {noise(0.5, pgd20, n)} (+0.3)",
     }
     beyond = "; ".join(text for column, text in told.items() if column in sure)
     within = "; ".join(text for column, text in told.items() if column not in sure)
@@ -105,7 +110,7 @@ def test_a_loss_under_any_attack_but_the_weakest_counts(attack, verdict):
         Line("", "", {"Natural": Ours((natural,), 10_000), "Other": Ours((robust,), 10_000)})
         for natural, robust in ((0.85, 0.45), (0.80, 0.50))
     )
-    assert f": {verdict}. Beyond the noise: Natural +5.0; Other -5.0." in _pair(
+    assert f": {verdict}. Beyond the noise: Natural +5.0 ± 1.1; Other -5.0 ± 1.4." in _pair(
         new, old, {"Natural": "natural", "Other": attack}
     )
 
@@ -163,9 +168,9 @@ def test_lines(measured, tmp_path):
         (
             "table1",
             [
-                "FAT 8/255 against Madry: a trade. Beyond the noise: Natural +4.7 (+2.0); FGSM +1.4 (+9.4); PGD-20 -",
-                "FAT 16/255 against Madry: a trade. Beyond the noise: Natural -0.8 (-0.3); FGSM +0.8 (+9.8); PGD-",
-                "noise is two standard errors, of the same images under both; one seed each, so seeds are not in it.",
+                "FAT 8/255 against Madry: a trade. Beyond the noise: Natural +4.7 ± 0.5 (+2.0); FGSM +1.4 ± 0.6 (+9.4)",
+                "FAT 16/255 against Madry: a trade. Beyond the noise: Natural -0.8 ± 0.5 (-0.3); FGSM +0.8 ± 0.6",
+                "In points, ± two standard errors, image by image and without the spread of seeds; in brackets",
             ],
         ),
         (

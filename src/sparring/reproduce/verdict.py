@@ -53,10 +53,10 @@ def _table(collected: Collected, measured: Sequence[Row]) -> str:
     if not told:
         return "one method alone says nothing about the comparison."
     cells = [cell for pair in pairs for line in pair for cell in line.ours.values()]
-    how = "of the same images under both" if all(cell.right for cell in cells) else "of so many images"
-    seeds = "; one seed each, so seeds are not in it" if all(len(cell.values) == 1 for cell in cells) else ""
-    noise = f"noise is two standard errors, {how}{seeds}"
-    return " ".join([*told, f"In points, the paper's differences in brackets; {noise}."])
+    how = "image by image" if all(cell.right for cell in cells) else "of so many images each"
+    seeds = " and without the spread of seeds" if all(len(cell.values) == 1 for cell in cells) else ""
+    noise = f"± two standard errors, {how}{seeds}"
+    return " ".join([*told, f"In points, {noise}; in brackets the paper's differences."])
 
 
 def _pair(new: Line, old: Line, columns: Mapping[str, str]) -> str:
@@ -72,8 +72,9 @@ def _pair(new: Line, old: Line, columns: Mapping[str, str]) -> str:
             change = new.ours[column].middle - old.ours[column].middle
             paper = [line.paper[column][0] for line in (new, old) if column in line.paper]
             theirs = f" ({rounded(paper[0] - paper[1], sign=True)})" if len(paper) == 2 else ""
-            told[column] = f"{column} {rounded(change, sign=True)}{theirs}"
-            if abs(change) >= _noise(new.ours[column], old.ours[column]):
+            noise = _noise(new.ours[column], old.ours[column])
+            told[column] = f"{column} {rounded(change, sign=True)} ± {rounded(noise)}{theirs}"
+            if abs(change) >= noise:
                 beyond[column] = change
     better = {columns[column] for column, change in beyond.items() if change > 0}
     worse = any(change < 0 for column, change in beyond.items() if columns[column] != "fgsm")
