@@ -51,6 +51,8 @@ def test_what_an_editor_or_a_disk_may_do_to_a_result(measured, tmp_path):
     assert "damaged" in broken(found={}) and "damaged" in broken(seed="x") and "damaged" in broken(trained_on="x")
     assert "damaged" in broken(environment={"device": 1}) and "damaged" in broken(measure=None)
     assert "damaged" in broken(found={"attacks": {"natural": {"accuracy": "high", "n": 5}}})
+    for right in ("!", "AAAA", results.pack([True] * 4 + [False])):  # no code, too long, another number
+        assert "damaged" in broken(found={"attacks": {"natural": {"accuracy": 0.6, "n": 5, "right": right}}})
     assert "format 99, this version reads 1. Measure it again" in broken(format=99)
     path.write_text(json.dumps(whole))
     assert results.read(path) == whole

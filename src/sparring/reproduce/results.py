@@ -123,7 +123,12 @@ def _whole(result: Any) -> bool:
     if result["state"] == "measured" and not result["found"].keys() >= _FOUND.get(kind, set()):
         return False
     attacks = result.get("found", {}).get("attacks", {}).values()
-    return all(isinstance(one["accuracy"], float | int) and isinstance(one["n"], int) for one in attacks)
+    return all(
+        isinstance(one["accuracy"], float | int)
+        and isinstance(one["n"], int)
+        and ("right" not in one or sum(unpack(one["right"], one["n"])) == round(one["accuracy"] * one["n"]))
+        for one in attacks
+    )
 
 
 def courses(folder: Path) -> Iterator[tuple[Config, Result]]:
@@ -174,5 +179,7 @@ def pack(right: Iterable[bool]) -> str:
 
 def unpack(text: str, count: int) -> bytes:
     """The verdicts again: a byte an image, 1 where it is right."""
-    bits = np.frombuffer(base64.b64decode(text), dtype=np.uint8)
-    return np.unpackbits(bits, count=count).tobytes()
+    packed = base64.b64decode(text, validate=True)
+    if len(packed) != -(-count // 8):  # numpy would fill up, or cut
+        raise ValueError(f"{len(packed)} bytes hold the verdicts on {count} images")
+    return np.unpackbits(np.frombuffer(packed, dtype=np.uint8), count=count).tobytes()
