@@ -1,3 +1,5 @@
+"""Where there is no terminal an evaluation says how far it is, a line a minute."""
+
 from __future__ import annotations
 
 import threading
@@ -25,9 +27,11 @@ class Waiting(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.calls += 1
-        while self.calls > 5 and "pgd2" not in self.heard:
+        patience = 1000  # ten seconds: a line that never comes is to fail, not to hang
+        while self.calls > 5 and "pgd2" not in self.heard and patience:
             self.heard += self.capsys.readouterr().out
             threading.Event().wait(0.01)
+            patience -= 1
         return self.model(x)
 
 

@@ -12,8 +12,13 @@ _PARTS = ("imports", "data", "device", "attack", "update")
 
 
 def start_up(given: float, began: float, attacked: float, done: float) -> dict[str, float]:
-    """Seconds of every part, of the engine's two together and of all, from when the data and the model were there,
-    the first attack was made and the first update.
+    """Seconds of every part, of the engine's two together (`first_step_s`), and of all.
+
+    Args:
+        given: when the data were there, as all of these in seconds since the epoch.
+        began: when the model was.
+        attacked: when the first attack was made.
+        done: when the first update was.
     """
     process = _process_began()
     places = (process, _IMPORTED, given, began, attacked, done)
