@@ -1,0 +1,77 @@
+"""How long ResNet-18's kernels take to compile for an H200, one after the other and side by side; no GPU is needed.
+
+PYTHONPATH=src python benchmarks/bench_compiling.py OUT.json
+
+Each way in processes of its own with an empty cache, three times in turn. What is counted begins after the imports.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+WAYS = ("one after the other", "side by side")
+REPEATS = 3
+
+
+def compile_all(way: str) -> None:
+    """In this process: print the seconds and the number of kernels."""
+    import torch
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime import driver
+
+    from sparring.engine import conv, ends, pooling, reading
+    from sparring.engine.buckets import bucket_sizes
+    from sparring.engine.fold import fold
+    from sparring.models import build
+
+    h200 = GPUTarget("cuda", 90, 32)
+    device = {"get_current_device": lambda: 0, "get_current_stream": lambda device=None: 0}
+    driver.set_active(SimpleNamespace(**device, get_current_target=lambda: h200))
+    reading.convolutions_for = lambda device: (conv, ends, pooling)
+    if way == WAYS[0]:
+        del triton.AsyncCompileMode
+    passes = fold(build("resnet18", num_classes=10).eval(), dtype=torch.bfloat16, fused=True).passes
+    began = time.perf_counter()
+    passes.compile_for(bucket_sizes(128), (3, 32, 32))
+    seconds = time.perf_counter() - began
+    kernels = sum(len(kernel.device_caches[0][0]) for kernel in (conv._conv, ends._stem, ends._to_pixels))
+    print(json.dumps({"seconds": seconds, "kernels": kernels, "triton": triton.__version__}))
+
+
+def main(out: Path) -> None:
+    import torch
+
+    from sparring import runs
+
+    found: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
+    for _ in range(REPEATS):
+        for way in WAYS:
+            with tempfile.TemporaryDirectory() as cache:
+                environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": cache}
+                command = [sys.executable, "-W", "ignore", __file__, "--way", way]
+                done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+                found[way].append(json.loads(done.stdout))
+    told = {
+        way: {"median_s": statistics.median(one["seconds"] for one in each), "each": each}
+        for way, each in found.items()
+    }
+    ratio = told[WAYS[0]]["median_s"] / told[WAYS[1]]["median_s"]
+    result = {**told, "ratio": ratio, "cores": os.cpu_count(), **runs.environment(torch.device("cpu"))}
+    print(json.dumps(result, indent=1))
+    out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "--way":
+        compile_all(sys.argv[2])
+    else:
+        main(Path(sys.argv[1]))
