@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import operator
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -160,7 +161,8 @@ def agrees(fused: Folded, model: nn.Module, x: Tensor, *, sizes: Sequence[int] =
     most = max(sizes, default=0)
     try:
         if fused.passes is not None and fused.passes.takes(x):
-            fused.passes.compile_for((len(x), *sizes), x.shape[1:])
+            with suppress(Exception):  # for speed only; what cannot be compiled fails below, when it is to run
+                fused.passes.compile_for((len(x), *sizes), x.shape[1:])
         (ours, uphill), (theirs, their_uphill), (logits, gradient) = (_probed(n, x) for n in (fused, plain, exact))
         if most > len(x):
             _probed(fused, x[:1].expand(most, *x.shape[1:]))
