@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 
 from sparring._version import __version__
+from sparring.cli import early
 from sparring.errors import RunFailed, UserError, did_you_mean
 
 # Name -> (module, what it does). Modules are imported only when called: `sparring --help` answers at once.
@@ -107,6 +108,7 @@ def _dispatch(words: list[str]) -> int:
     name, rest = words[0], words[1:]
     if name not in COMMANDS:
         raise UserError(f"unknown command {name!r}.{did_you_mean(name, COMMANDS)} Known: {', '.join(COMMANDS)}.")
+    early.wake(words)
     run = importlib.import_module(COMMANDS[name][0]).run
     code: int = run(rest)
     return code
