@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from sparring.recipes import paper
-from sparring.report.beside import Line, Ours, rounded
+from sparring.report.beside import Line, Ours, noise_of, rounded
 from sparring.reproduce import draw
 from sparring.reproduce.collect import collect
-from sparring.reproduce.verdict import _noise, _pair, seen
+from sparring.reproduce.verdict import _pair, seen
 from tests.reproduce.test_draw import points
 from tests.reproduce.tiny import COURSE, TABLE
 
@@ -70,18 +70,18 @@ def test_images_on_which_both_agree_are_no_noise():
     both = [index < 500 for index in range(980)]
     new, old = ([*both, *[first] * 15, *[not first] * 5] for first in (True, False))
     cells = [Ours((sum(right) / 1000,), 1000, (bytes(right),)) for right in (new, old)]
-    assert _noise(*cells) == pytest.approx(200 * ((0.020 - 0.010**2) / 1000) ** 0.5)
+    assert noise_of(*cells) == pytest.approx(200 * ((0.020 - 0.010**2) / 1000) ** 0.5)
     blind = [replace(cell, right=()) for cell in cells]
-    assert _noise(*blind) > 4 * _noise(*cells)
-    assert _noise(cells[0], blind[1]) == _noise(*blind)  # of one alone the verdicts are of no use
+    assert noise_of(*blind) > 4 * noise_of(*cells)
+    assert noise_of(cells[0], blind[1]) == noise_of(*blind)  # of one alone the verdicts are of no use
     fewer = Ours((0.5,), 500, (bytes([1, 0] * 250),))
-    assert _noise(cells[0], fewer) == _noise(blind[0], replace(fewer, right=()))
+    assert noise_of(cells[0], fewer) == noise_of(blind[0], replace(fewer, right=()))
 
 
 def test_verdicts_over_several_seeds_are_shares():
     cells = [Ours((0.5, 0.5), 4, (bytes(a), bytes(b))) for a, b in (([1, 1, 0, 0], [1, 0, 1, 0]), ([0, 0, 1, 1],) * 2)]
     differences = [1.0, 0.5, -0.5, -1.0]  # of the shares 1, 0.5, 0.5, 0 and 0, 0, 1, 1
-    assert _noise(*cells) == pytest.approx(200 * (sum(d * d for d in differences) / 4 / 4) ** 0.5)
+    assert noise_of(*cells) == pytest.approx(200 * (sum(d * d for d in differences) / 4 / 4) ** 0.5)
 
 
 def test_seeds_that_lie_apart_are_noise_too():
@@ -91,7 +91,7 @@ def test_seeds_that_lie_apart_are_noise_too():
     )
     assert ": confirmed. Beyond" in _pair(steady, old, {"Natural": "natural"})
     assert ": not confirmed. Within" in _pair(scattered, old, {"Natural": "natural"})
-    assert _noise(scattered.ours["Natural"], old.ours["Natural"]) == pytest.approx(
+    assert noise_of(scattered.ours["Natural"], old.ours["Natural"]) == pytest.approx(
         2 * (0.82 * 0.18 + 0.8 * 0.2 + 3.0) ** 0.5
     )
 
@@ -179,6 +179,22 @@ def test_lines(measured, tmp_path):
         ),
         ("table4", ["8/255 against MART: confirmed. Beyond the noise: Natural", "16/255 against MART: a trade."]),
         ("table3", ["not yet measured."]),
+        (
+            "fig-tau",
+            [
+                "ResNet-18: confirmed in part. In points, natural -7.8 ± 0.6 in all, falling throughout; PGD-20 +5.5",
+                "ResNet-18, tau 0 → 2 → 10: Natural 86.7 → 83.3 → 78.8; PGD-20 43.5 → 49.0 → 50.0.",
+                "In points, ± two standard errors, image by image and without the spread of seeds.",
+            ],
+        ),
+        ("fig-bps", ["confirmed (4 of 4 runs)", "1.6 to 4.4 in the first epoch and 6.5 to 8.0 in the last"]),
+        (
+            "fig-eps",
+            [
+                "FAT, ResNet-18, CIFAR-10, K 10 (Figure 6): confirmed (",
+                "tau 0, radius 0.03 → 0.15: natural 86.0 → 70.1 (Madry 78.6 → 25.6), PGD-20 29.9 → 42.1 (Madry 40.4",
+            ],
+        ),
     ],
 )
 def test_the_results_that_are_kept_here(name, parts):

@@ -6,10 +6,13 @@ paper tells its trials: median ± standard deviation. Knows neither recipes nor 
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import ROUND_HALF_UP, Decimal
+
+import numpy as np
 
 Published = tuple[float, float | None]  # in per cent: value, and deviation where there is one
 
@@ -54,6 +57,23 @@ def rounded(number: float, *, sign: bool = False) -> str:
     """To one decimal, half up as a reader would; binary fractions would decide by chance (79.3 for 79.35)."""
     exact = Decimal(f"{number:.6f}").quantize(Decimal("0.1"), ROUND_HALF_UP) + 0  # + 0: no -0.0
     return f"{exact:+f}" if sign else f"{exact:f}"
+
+
+def noise_of(one: Ours, other: Ours) -> float:
+    """Two standard errors of the difference, in points: of the images, and of the seeds where there are several.
+
+    Both methods see the same images, most of which both get right or both wrong: where the verdicts are known, only the
+    rest is noise. Else they are taken as independent, which finds a difference late.
+    """
+    if one.right and other.right and one.n == other.n:
+        shares = [
+            np.frombuffer(b"".join(cell.right), np.uint8).reshape(-1, cell.n).mean(axis=0) for cell in (one, other)
+        ]
+        images = 100**2 * float(np.var(shares[0] - shares[1])) / one.n
+    else:
+        images = sum(cell.middle * (100 - cell.middle) / cell.n for cell in (one, other))
+    seeds = sum((cell.spread or 0.0) ** 2 / len(cell.values) for cell in (one, other))
+    return 2 * math.sqrt(images + seeds)
 
 
 def spell(value: Published) -> str:

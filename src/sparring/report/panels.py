@@ -56,9 +56,12 @@ def grid(
     with style():
         rows = math.ceil(len(panels) / columns)
         wide = min(columns, len(panels))
-        figure = Figure(figsize=(3.1 * wide + 0.2, 2.35 * rows + 0.75), layout="constrained")
-        axes = np.atleast_1d(figure.subplots(rows, wide, squeeze=False)).flatten()
         names = list(dict.fromkeys(name for panel in panels for name in panel.series))
+        inches = 3.1 * wide + 0.2 if wide > 1 else 4.4
+        abreast = _abreast(names, inches)
+        below = 0.2 * math.ceil(len(names) / abreast)
+        figure = Figure(figsize=(inches, 2.35 * rows + 0.55 + below), layout="constrained")
+        axes = np.atleast_1d(figure.subplots(rows, wide, squeeze=False)).flatten()
         places = list(dict.fromkeys([*among, *names]))
         handles: dict[str, Any] = {}
         for place, panel in zip(axes, panels, strict=False):
@@ -79,7 +82,7 @@ def grid(
             [handles[name] for name in names],
             names,
             loc="outside lower center",
-            ncols=min(5, len(names)),
+            ncols=abreast,
             frameon=False,
         )
         _heading(figure, title)
@@ -152,6 +155,11 @@ def losses(sets: Mapping[str, Points], *, title: str, names: Mapping[str, str], 
         return png(figure)
 
 
+def _abreast(names: Sequence[str], inches: float) -> int:
+    """How many names of a legend find room beside each other; lines and gaps take about 0.75 of an inch a name."""
+    return max(1, min(len(names), 5, int(inches / (0.75 + 0.08 * max(map(len, names))))))
+
+
 def _heading(figure: Figure, title: str) -> None:
     """The title in as many lines as the figure's width asks for."""
     lines = textwrap.fill(title, int(12 * figure.get_figwidth()))
@@ -162,7 +170,7 @@ def png(figure: Figure) -> bytes:
     """A figure as a small PNG on white."""
     raw, small = io.BytesIO(), io.BytesIO()
     figure.savefig(raw, format="png", dpi=_DPI, facecolor="white")
-    Image.open(raw).convert("RGB").quantize(_SHADES, dither=Image.Dither.NONE).save(small, format="PNG", optimize=True)
+    Image.open(raw).convert("RGB").quantize(_SHADES, kmeans=2, dither=Image.Dither.NONE).save(small, format="PNG", optimize=True)
     return small.getvalue()
 
 

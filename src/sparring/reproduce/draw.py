@@ -11,7 +11,7 @@ from pathlib import Path
 from markupsafe import Markup
 
 from sparring.checkpoint import replacing, write_text
-from sparring.recipes.paper import Row
+from sparring.recipes.paper import Item, Row
 from sparring.report import figures, panels
 from sparring.report.beside import Line, markdown, rounded
 from sparring.report.page import Drawing, Exhibit, Picture
@@ -21,6 +21,7 @@ from sparring.reproduce.collect import Collected, about, cells, lines, notes
 from sparring.reproduce.verdict import seen
 
 Series = dict[str, tuple[list[float], list[float]]]
+_TAUS = ("tau 0", "tau 1", "tau 2", "tau 3")
 
 
 def draw(collected: Collected) -> dict[Path, str]:
@@ -128,8 +129,9 @@ def _line_pictures(collected: Collected) -> dict[str, Picture]:
     for group, rows in _pictured(collected).items():
         shown = [Lines(f"{column} (%)", *each) for column, each in drawn[group].items()]
         title = group or item.title
-        png = panels.grid(shown, xlabel=item.xlabel, title=_wrap(title), most=100.0, among=_names(drawn))
-        found[_slug(group) or item.name] = Picture(png, title, _told(collected, rows))
+        png = panels.grid(shown, xlabel=item.xlabel, title=_wrap(title), most=100.0, among=_names(item))
+        caption = f"{_told(collected, rows)} Every panel has its own scale."
+        found[_slug(group) or item.name] = Picture(png, title, caption)
     return found
 
 
@@ -149,7 +151,7 @@ def _curves(collected: Collected) -> list[Drawing]:
                 spread=spread,
                 most=100.0,
                 xlabel=item.xlabel,
-                among=_names(drawn),
+                among=_names(item),
             )
             found.append(Drawing(Markup(svg), f"{alt} {_told(collected, rows)}", heading))
             heading = ""
@@ -165,9 +167,10 @@ def _lined(collected: Collected) -> dict[str, dict[str, tuple[Series, dict[str, 
     return {group: {column: each for column, each in columns.items() if each[0]} for group, columns in every.items()}
 
 
-def _names(drawn: Mapping[str, Mapping[str, tuple[Series, object]]]) -> list[str]:
-    """Of all lines of all pictures."""
-    return [name for columns in drawn.values() for series, _ in columns.values() for name in series]
+def _names(item: Item) -> list[str]:
+    """Of all lines of an item, measured or not, in the order of their looks: a tau looks alike in every figure."""
+    names = dict.fromkeys(row.label for row in item.rows)
+    return [*(_TAUS if names.keys() & set(_TAUS) else ()), *(name for name in names if name not in _TAUS)]
 
 
 def _ends(title: str, series: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> str:
@@ -211,8 +214,7 @@ def _course_curves(collected: Collected) -> list[Drawing]:
     found, courses = [], _courses(collected)
     for group, series in courses.items():
         title, name = f"{group}: back-propagations per image", f"{collected.item.name}-{_slug(group)}"
-        among = [line for each in courses.values() for line in each]
-        svg = figures.curves(series, name=name, title=title, alt=_ends(title, series), among=among)
+        svg = figures.curves(series, name=name, title=title, alt=_ends(title, series), among=_names(collected.item))
         found.append(Drawing(Markup(svg), _told(collected, _groups(collected)[group])))
     return found
 
@@ -222,7 +224,7 @@ def _course_pictures(collected: Collected) -> dict[str, Picture]:
     if not courses:
         return {}
     drawn = [Lines(group, series) for group, series in courses.items()]
-    png = panels.grid(drawn, xlabel="epoch", title=collected.item.title)
+    png = panels.grid(drawn, xlabel="epoch", title=collected.item.title, among=_names(collected.item))
     every = [row for rows in _groups(collected).values() for row in rows]
     return {collected.item.name: Picture(png, collected.item.title, _told(collected, every))}
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from sparring.recipes.paper import Mixture, Row
-from sparring.report.beside import Line, Ours, rounded
+from sparring.report.beside import Line, Ours, noise_of, rounded
+from sparring.reproduce.claims import by_radius, by_tau
 from sparring.reproduce.collect import Collected, cells, lines
 from sparring.reproduce.results import Result
 
@@ -53,16 +51,20 @@ def _table(collected: Collected, measured: Sequence[Row]) -> str:
     if not told:
         return "one method alone says nothing about the comparison."
     cells = [cell for pair in pairs for line in pair for cell in line.ours.values()]
+    return " ".join([*told, f"In points, {_errors(cells)}; in brackets the paper's differences."])
+
+
+def _errors(cells: Sequence[Ours]) -> str:
+    """What stands behind a ± of differences between these."""
     how = "image by image" if all(cell.right for cell in cells) else "of so many images each"
     seeds = " and without the spread of seeds" if all(len(cell.values) == 1 for cell in cells) else ""
-    noise = f"± two standard errors, {how}{seeds}"
-    return " ".join([*told, f"In points, {noise}; in brackets the paper's differences."])
+    return f"± two standard errors, {how}{seeds}"
 
 
 def _pair(new: Line, old: Line, columns: Mapping[str, str]) -> str:
     """The differences in points. Confirmed: better in natural or PGD-20 accuracy, and worse by no column but FGSM.
 
-    Better and worse is what so many images leave no doubt about (`_noise`). A gain under PGD that neither C&W nor
+    Better and worse is what so many images leave no doubt about (`noise_of`). A gain under PGD that neither C&W nor
     AutoAttack share is told as such. One step says little about robustness, so FGSM decides nothing.
     """
     beyond: dict[str, float] = {}  # the noise
@@ -72,7 +74,7 @@ def _pair(new: Line, old: Line, columns: Mapping[str, str]) -> str:
             change = new.ours[column].middle - old.ours[column].middle
             paper = [line.paper[column][0] for line in (new, old) if column in line.paper]
             theirs = f" ({rounded(paper[0] - paper[1], sign=True)})" if len(paper) == 2 else ""
-            noise = _noise(new.ours[column], old.ours[column])
+            noise = noise_of(new.ours[column], old.ours[column])
             told[column] = f"{column} {rounded(change, sign=True)} ± {rounded(noise)}{theirs}"
             if abs(change) >= noise:
                 beyond[column] = change
@@ -89,25 +91,8 @@ def _pair(new: Line, old: Line, columns: Mapping[str, str]) -> str:
     return " ".join([f"{new.label} against {old.label}: {verdict}.", *filter(None, parts)])
 
 
-def _noise(one: Ours, other: Ours) -> float:
-    """Two standard errors of the difference, in points: of the images, and of the seeds where there are several.
-
-    Both methods see the same images, most of which both get right or both wrong: where the verdicts are known, only the
-    rest is noise. Else they are taken as independent, which finds a difference late.
-    """
-    if one.right and other.right and one.n == other.n:
-        shares = [
-            np.frombuffer(b"".join(cell.right), np.uint8).reshape(-1, cell.n).mean(axis=0) for cell in (one, other)
-        ]
-        images = 100**2 * float(np.var(shares[0] - shares[1])) / one.n
-    else:
-        images = sum(cell.middle * (100 - cell.middle) / cell.n for cell in (one, other))
-    seeds = sum((cell.spread or 0.0) ** 2 / len(cell.values) for cell in (one, other))
-    return 2 * math.sqrt(images + seeds)
-
-
 def _lines(collected: Collected, measured: Sequence[Row]) -> str:
-    """Natural and PGD-20 accuracy at the ends of every line, and where the paper points to."""
+    """The item's claim where it has one; natural and PGD-20 accuracy at the ends of every line, and at the marks."""
     item, parts = collected.item, []
     claimed = [column for column, attack in item.columns.items() if attack in _CLAIMED]
     for group in dict.fromkeys(row.group for row in measured):
@@ -117,11 +102,31 @@ def _lines(collected: Collected, measured: Sequence[Row]) -> str:
         places = dict.fromkeys(tuple(points) for lines in every.values() for points in lines.values())
         labels = list(dict.fromkeys(label for lines in every.values() for label in lines))
         name = labels[0] if len(labels) == 1 else group
+        claim = _claim(collected, group, name)
+        parts.append(claim)
+        if claim and item.claim == "radius":  # which tells its ends itself
+            continue
         for xs in places:  # one, unless some points are missing
             told = [_walks(column, lines, xs, name) for column, lines in every.items()]
             where = " → ".join(f"{x:g}" for x in xs)
             parts.append(f"{name}, {item.xlabel} {where}: {'; '.join(filter(None, told))}.")
-    return " ".join(parts) or f"too few points to see a course over {item.xlabel}."
+    if any("±" in part for part in parts):
+        every_cell = [cell for row in measured for cell in cells(collected.of(row), item.columns).values()]
+        parts.append(f"In points, {_errors(every_cell)}.")
+    return " ".join(filter(None, parts)) or f"too few points to see a course over {item.xlabel}."
+
+
+def _claim(collected: Collected, group: str, name: str) -> str:
+    """The item's claim on one group of its rows; nothing where the points do not suffice for it."""
+    item = collected.item
+    attacks = {attack: attack for attack in item.columns.values()}
+    every: dict[str, dict[float, Mapping[str, Ours]]] = {}
+    for row in item.rows:
+        if row.group == group and row.x is not None and collected.of(row):
+            every.setdefault(row.label, {})[row.x] = cells(collected.of(row), attacks)
+    if item.claim == "radius":
+        return by_radius(name, every)
+    return " ".join(by_tau(name, line, item.marks[0]) for line in every.values()) if item.claim == "tau" else ""
 
 
 def _walks(column: str, lines: Mapping[str, Mapping[float, float]], xs: tuple[float, ...], known: str) -> str:

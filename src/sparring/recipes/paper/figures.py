@@ -49,6 +49,7 @@ FIG_TAU = Item(
     lite=f"{EPOCHS} epochs of {CYCLE}; tau 0, 1, 2, 3, 5, 10",
     columns=SIX | {"PGD-10": "pgd10"},
     xlabel="tau",
+    claim="tau",
     marks=(2.0,),
     together=True,
     trials=5,
@@ -158,6 +159,7 @@ FIG_EPS = Item(
     lite=f"{EPOCHS} epochs, {STEPS}; five radii on CIFAR-10 (three for TRADES and K 20), three on SVHN",
     columns=SIX | {"PGD-20, 2 eps": "pgd20-2eps"},
     xlabel="radius in training (eps)",
+    claim="radius",
 )
 
 

@@ -99,6 +99,7 @@ class Item:
     lite: str  # what the short scale is
     columns: Mapping[str, str] = field(default_factory=dict)  # as printed -> the attack's name in a result
     xlabel: str = ""
+    claim: Literal["", "tau", "radius"] = ""  # of a figure of lines: what is checked on it (reproduce/claims.py)
     marks: tuple[float, ...] = ()  # places that are told in words, beside the first and the last
     together: bool = False  # all groups in one picture, a line each
     trials: int = 1  # the paper's repetitions
