@@ -89,6 +89,19 @@ def test_a_name_looks_alike_in_drawings_that_belong_together(drawn, kind):
     assert second == first[2:] and len(set(first)) == 3
 
 
+def test_no_stroke_that_looks_like_data_leads_from_a_line_that_ends_early_to_its_name(drawn):
+    figures.curves(
+        {"long": ([1, 2, 3], [1.0, 2.0, 3.0]), "short": ([1, 2], [1.0, 2.0])}, name="n", title="t", alt="a", most=9.0
+    )
+    (axes,) = drawn
+    strokes = {text.get_text(): text.arrow_patch is not None for text in axes.texts}
+    assert strokes == {"long": True, "short": False}
+    _, short, mark = axes.lines
+    assert (mark.get_marker(), mark.get_color()) == (short.get_marker(), short.get_color())
+    height = next(text.xyann[1] for text in axes.texts if text.get_text() == "short")
+    assert mark.get_transform() == axes.transAxes and list(mark.get_ydata()) == [height] and mark.get_xdata()[0] > 1
+
+
 @pytest.mark.parametrize("kind", ["curves", "tradeoff"])
 def test_long_names_stay_different_in_a_drawing(drawn, kind):
     names = [f"digits-tiny_cnn-fat-5-seed{seed}-1a2b3c4d5e" for seed in range(3)]

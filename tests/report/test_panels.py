@@ -94,3 +94,19 @@ def test_a_name_looks_alike_in_pictures_that_belong_together():
 
     assert found(colour["b"], among=["a", "b"]) and not found(colour["a"], among=["a", "b"])
     assert found(colour["a"]) and not found(colour["b"])
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 9])
+@pytest.mark.parametrize("name", ["tau {}", "FAT for TRADES with tau = K, {}"])
+@pytest.mark.parametrize("wide", [1, 3])
+def test_a_legend_finds_room_below_its_panels(monkeypatch, count, name, wide):
+    figures = []
+    monkeypatch.setattr(panels, "png", lambda figure: figures.append(figure) or b"")
+    series = {name.format(i): ([0, 1], [10.0, 20.0 + i]) for i in range(count)}
+    panels.grid([Lines("one", series)] * wide, xlabel="tau", title="T")
+    (figure,) = figures
+    figure.canvas.draw()
+    (legend,) = figure.legends
+    box, all_of_it = legend.get_window_extent(), figure.bbox
+    assert box.x0 >= all_of_it.x0 and box.x1 <= all_of_it.x1 and box.y0 >= all_of_it.y0
+    assert all(axes.get_window_extent().height > 1.4 * figure.dpi for axes in figure.axes)

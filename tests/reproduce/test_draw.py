@@ -192,3 +192,16 @@ def check_picture(png: bytes) -> None:
     assert len(png) < 200_000
     pixels = np.asarray(Image.open(io.BytesIO(png)).convert("L"))
     assert min(pixels.shape) > 150 and pixels[0, -1] == 255 and 0.003 < (pixels < 200).mean() < 0.5
+
+
+def test_a_single_point_is_told_once():
+    assert draw._ends("T", {"a": ([0.03], [85.18]), "b": ([0.0, 5.0], [1.0, 1.0])}) == (
+        "T: a 85.2 at 0.03; b 1.0 at 0, 1.0 at 5."
+    )
+
+
+def test_a_tau_looks_alike_in_every_figure_and_whatever_is_measured():
+    radii, courses, taus = (draw._names(paper.find(name)) for name in ("fig-eps", "fig-bps", "fig-tau"))
+    assert radii[:6] == ["tau 0", "tau 1", "tau 2", "tau 3", "Madry", "TRADES"]
+    assert courses == ["tau 0", "tau 1", "tau 2", "tau 3", "Madry (tau = K)", "TRADES (tau = K)"]
+    assert taus == ["Small CNN", "ResNet-18"]

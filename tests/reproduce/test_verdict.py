@@ -192,7 +192,7 @@ def test_lines(measured, tmp_path):
             "fig-eps",
             [
                 "FAT, ResNet-18, CIFAR-10, K 10 (Figure 6): confirmed (",
-                "tau 0, radius 0.03 → 0.15: natural 86.0 → 70.1 (Madry 78.6 → 25.6), PGD-20 29.9 → 42.1 (Madry 40.4",
+                "tau 0, radius 0.03 → 0.15: natural 86.0 → 70.1 (78.6 → 25.6), PGD-20 29.9 → 42.1 (40.4 → 23.0), C&W",
             ],
         ),
     ],

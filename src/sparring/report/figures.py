@@ -71,7 +71,9 @@ def curves(
         else:
             axes.set_ylim(max(bottom, -0.02 * most), min(top, 1.02 * most))
         axes.xaxis.set_major_locator(MaxNLocator(integer=xlabel in ("epoch", "tau"), nbins=6))
-        _name_ends(axes, ends)
+        left, right = axes.get_xlim()
+        early = {label: looks[label] for label, (x, _, _) in ends.items() if x < right - 0.1 * (right - left)}
+        _name_ends(axes, ends, early)
         return _svg(figure, name, alt)
 
 
@@ -192,12 +194,23 @@ def _sparse(count: int) -> int:
     return max(1, round(count / 6))
 
 
-def _name_ends(axes: Axes, ends: Mapping[str, tuple[float, float, str]]) -> None:
-    """Every line's name beside its end, pushed apart where they would touch."""
+def _name_ends(
+    axes: Axes, ends: Mapping[str, tuple[float, float, str]], early: Mapping[str, Mapping[str, Any]] | None = None
+) -> None:
+    """Every line's name beside its end, pushed apart where they would touch.
+
+    Args:
+        early: the looks of lines that end far from the names: a stroke to there could be taken for data, so a marker
+            beside the name tells whose it is.
+    """
     bottom, top = axes.get_ylim()
     heights = _spread({label: (y - bottom) / (top - bottom) for label, (_, y, _) in ends.items()})
     shown = shorten(list(ends))
     for label, (x, y, colour) in ends.items():
+        marked = label in (early or {})
+        if early and marked:
+            at = ([1.035], [heights[label]])
+            axes.plot(*at, transform=axes.transAxes, clip_on=False, **{**early[label], "linestyle": "none"})
         axes.annotate(
             shown[label],
             (x, y),
@@ -207,7 +220,9 @@ def _name_ends(axes: Axes, ends: Mapping[str, tuple[float, float, str]]) -> None
             color=colour,
             fontweight="bold",
             annotation_clip=False,
-            arrowprops={
+            arrowprops=None
+            if marked
+            else {
                 "arrowstyle": "-",
                 "color": colour,
                 "linewidth": 0.7,

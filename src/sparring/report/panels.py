@@ -170,7 +170,9 @@ def png(figure: Figure) -> bytes:
     """A figure as a small PNG on white."""
     raw, small = io.BytesIO(), io.BytesIO()
     figure.savefig(raw, format="png", dpi=_DPI, facecolor="white")
-    Image.open(raw).convert("RGB").quantize(_SHADES, kmeans=2, dither=Image.Dither.NONE).save(small, format="PNG", optimize=True)
+    Image.open(raw).convert("RGB").quantize(_SHADES, kmeans=2, dither=Image.Dither.NONE).save(
+        small, format="PNG", optimize=True
+    )
     return small.getvalue()
 
 

@@ -41,7 +41,7 @@ def by_radius(name: str, lines: Mapping[str, Line]) -> str:
     """Worst-case training breaks down at large radii, friendly training does not and gains under stronger attacks."""
     friendly = {label: line for label, line in lines.items() if label.startswith("tau ")}
     original, worst = next(((label, line) for label, line in lines.items() if label not in friendly), ("", {}))
-    holds, told = 0, []
+    holds, told, noise = 0, [], 0.0
     for label, line in friendly.items():
         radii = sorted(set(line) & set(worst))
         ends = [points[radius] for points in (line, worst) for radius in (radii[:1] + radii[-1:])]
@@ -49,20 +49,20 @@ def by_radius(name: str, lines: Mapping[str, Line]) -> str:
             continue
         holds += _stands(*ends)
         first, last, worst_first, worst_last = ends
-        walk = [
-            f"{spelled} {_walk(first, last, attack)} ({original} {_walk(worst_first, worst_last, attack)})"
+        walk = ", ".join(
+            f"{spelled} {_walk(first, last, attack)} ({_walk(worst_first, worst_last, attack)})"
             for attack, spelled in _COLUMNS.items()
-        ]
-        ahead = [f"{spelled} {_change(worst_last, last, attack)}" for attack, spelled in _COLUMNS.items()]
-        told.append(
-            f"{label}, radius {radii[0]:g} → {radii[-1]:g}: {', '.join(walk)}; "
-            f"at {radii[-1]:g} the points ahead: {', '.join(ahead)}."
         )
+        told.append(f"{label}, radius {radii[0]:g} → {radii[-1]:g}: {walk}.")
+        noise = max(noise, *(noise_of(worst_last[attack], last[attack]) for attack in _COLUMNS))
     if not told:
         return ""
     verdict = "confirmed" if holds == len(told) else "confirmed in part" if holds else "not confirmed"
     of = "line" if len(told) == 1 else "lines"
-    return f"{name}: {verdict} ({holds} of {len(told)} {of}). {' '.join(told)}"
+    return (
+        f"{name}: {verdict} ({holds} of {len(told)} {of}). {' '.join(told)} In brackets {original}; differences at "
+        f"the last radius are known to ± {rounded(noise)}."
+    )
 
 
 def _stands(first: Point, last: Point, worst_first: Point, worst_last: Point) -> bool:

@@ -175,7 +175,8 @@ def _names(item: Item) -> list[str]:
 
 def _ends(title: str, series: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> str:
     each = "; ".join(
-        f"{name} {rounded(ys[0])} at {xs[0]:g}, {rounded(ys[-1])} at {xs[-1]:g}" for name, (xs, ys) in series.items()
+        f"{name} {', '.join(f'{rounded(y)} at {x:g}' for x, y in dict.fromkeys([(xs[0], ys[0]), (xs[-1], ys[-1])]))}"
+        for name, (xs, ys) in series.items()
     )
     return f"{title}: {each}."
 
