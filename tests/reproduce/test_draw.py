@@ -133,7 +133,7 @@ def test_the_pictures_that_explain(kind, measured, tmp_path):
         check_picture(picture.narrow)
         wide, tall = (Image.open(io.BytesIO(png)).width for png in (picture.png, picture.narrow))
         assert tall < 500 and tall <= wide  # readable on a phone
-    assert "onfirmed" in shown.seen
+    assert "onfirmed" in shown.seen[0]
 
 
 def test_a_point_far_out_costs_the_others_nothing():

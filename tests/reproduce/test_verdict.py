@@ -11,11 +11,15 @@ from sparring.recipes import paper
 from sparring.report.beside import Line, Ours, noise_of, rounded
 from sparring.reproduce import draw
 from sparring.reproduce.collect import collect
-from sparring.reproduce.verdict import _pair, seen
+from sparring.reproduce.verdict import _pair, findings
 from tests.reproduce.test_draw import points
 from tests.reproduce.tiny import COURSE, TABLE
 
 KEPT = Path(__file__).parents[2] / "results"
+
+
+def seen(collected):
+    return " ".join(findings(collected))
 
 
 def against(collected, natural, pgd20, n):

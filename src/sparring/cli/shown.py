@@ -12,8 +12,8 @@ from sparring.cli.screen import Screen
 from sparring.recipes.paper import Item
 from sparring.report.beside import Line, as_printed, best
 from sparring.reproduce.collect import Collected, lines, notes
-from sparring.reproduce.draw import draw
-from sparring.reproduce.verdict import seen
+from sparring.reproduce.draw import draw, listed
+from sparring.reproduce.verdict import findings
 
 _LABEL = 8  # columns of a screen for a method's name, in as many lines: FAT for, TRADES, 16/255
 
@@ -26,7 +26,7 @@ def show(collected: Collected, screen: Screen) -> None:
     for note in notes(collected):
         told(note)
     if collected.found:
-        told(f"What we see: {seen(collected)}")
+        told(listed("What we see:", findings(collected)))
     drawn = draw(collected) if collected.found or collected.begun else {}
     for caption in dict.fromkeys(drawn.values()):
         if caption:

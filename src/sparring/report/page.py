@@ -92,7 +92,7 @@ class Exhibit:
     where: str  # in the paper
     title: str
     see: str  # what to look for
-    seen: str = ""  # what came of it here
+    seen: Sequence[str] = ()  # what came of it here, a sentence or two each
     columns: Sequence[str] = ()
     lines: Sequence[Line] = ()
     drawings: Sequence[Drawing] = ()

@@ -37,7 +37,7 @@ def by_tau(name: str, line: Line, knee: float) -> str:
     return f"{name}: {verdict}. In points, {'; '.join([natural, *robust])}."
 
 
-def by_radius(name: str, lines: Mapping[str, Line]) -> str:
+def by_radius(name: str, lines: Mapping[str, Line]) -> list[str]:
     """Worst-case training breaks down at large radii, friendly training does not and gains under stronger attacks."""
     friendly = {label: line for label, line in lines.items() if label.startswith("tau ")}
     original, worst = next(((label, line) for label, line in lines.items() if label not in friendly), ("", {}))
@@ -56,13 +56,11 @@ def by_radius(name: str, lines: Mapping[str, Line]) -> str:
         told.append(f"{label}, radius {radii[0]:g} → {radii[-1]:g}: {walk}.")
         noise = max(noise, *(noise_of(worst_last[attack], last[attack]) for attack in _COLUMNS))
     if not told:
-        return ""
+        return []
     verdict = "confirmed" if holds == len(told) else "confirmed in part" if holds else "not confirmed"
     of = "line" if len(told) == 1 else "lines"
-    return (
-        f"{name}: {verdict} ({holds} of {len(told)} {of}). {' '.join(told)} In brackets {original}; differences at "
-        f"the last radius are known to ± {rounded(noise)}."
-    )
+    how = f"In brackets {original}; differences at the last radius are known to ± {rounded(noise)}."
+    return [f"{name}: {verdict} ({holds} of {len(told)} {of}). {how}", *told]
 
 
 def _stands(first: Point, last: Point, worst_first: Point, worst_last: Point) -> bool:

@@ -18,7 +18,7 @@ from sparring.report.page import Drawing, Exhibit, Picture
 from sparring.report.panels import Lines
 from sparring.reproduce import planes
 from sparring.reproduce.collect import Collected, about, cells, lines, notes
-from sparring.reproduce.verdict import seen
+from sparring.reproduce.verdict import findings
 
 Series = dict[str, tuple[list[float], list[float]]]
 _TAUS = ("tau 0", "tau 1", "tau 2", "tau 3")
@@ -54,7 +54,7 @@ def exhibit(collected: Collected) -> Exhibit:
         where=item.where,
         title=item.title,
         see=item.see,
-        seen=seen(collected),
+        seen=findings(collected),
         columns=[column for column in item.columns if any(column in {**line.ours, **line.paper} for line in table)],
         lines=table,
         drawings=drawings,
@@ -68,13 +68,18 @@ def _document(collected: Collected) -> str:
     item = collected.item
     said = "".join(f"\n- {note}" for note in notes(collected))
     table = markdown(list(item.columns), lines(collected))
-    ours = f"\n\nWhat we see: {seen(collected)}" if collected.found else ""
+    ours = "\n\n" + listed("What we see:", findings(collected)) if collected.found else ""
     few = f" --limit {collected.limit}" if collected.limit else ""
     return (
         f"# {item.where}: {item.title}\n\nTest accuracy in per cent. What the paper sees: {item.see}{ours}\n\n"
         f"{table}{said}\n"
         f"\nDrawn from the JSON files beside this one: `sparring reproduce {item.name} --draw{few}`\n"
     )
+
+
+def listed(head: str, sentences: Sequence[str]) -> str:
+    """One after the head, several in lines below it."""
+    return f"{head} {sentences[0]}" if len(sentences) == 1 else "\n- ".join([head, *sentences])
 
 
 def pictures(collected: Collected) -> dict[str, Picture]:

@@ -16,12 +16,12 @@ _FEW = 3  # rows that are named; more are counted
 _CLAIMED = ("natural", "pgd20")  # what the paper's claims are about
 
 
-def seen(collected: Collected) -> str:
-    """The verdict on what is measured, and what is not."""
+def findings(collected: Collected) -> list[str]:
+    """The verdict on what is measured, a finding a comparison, and what is not measured."""
     measured = [row for row in collected.item.rows if collected.of(row)]
     if not measured:
-        return "not yet measured."
-    say: dict[str, Callable[[Collected, Sequence[Row]], str]] = {
+        return ["not yet measured."]
+    say: dict[str, Callable[[Collected, Sequence[Row]], list[str]]] = {
         "table": _table,
         "lines": _lines,
         "course": _course,
@@ -29,7 +29,7 @@ def seen(collected: Collected) -> str:
         "loss": _loss,
         "mixture": _mixture,
     }
-    return " ".join(filter(None, [say[collected.item.kind](collected, measured), _missing(collected, measured)]))
+    return [*filter(None, [*say[collected.item.kind](collected, measured), _missing(collected, measured)])]
 
 
 def _missing(collected: Collected, measured: Sequence[Row]) -> str:
@@ -43,15 +43,15 @@ def _missing(collected: Collected, measured: Sequence[Row]) -> str:
     return f"Not yet measured: {named}."
 
 
-def _table(collected: Collected, measured: Sequence[Row]) -> str:
+def _table(collected: Collected, measured: Sequence[Row]) -> list[str]:
     """Every method against the one that the paper holds it against, and the paper's own differences in brackets."""
     line_of = dict(zip((row.name for row in collected.item.rows), lines(collected), strict=True))
     pairs = [(line_of[row.name], line_of[row.against]) for row in measured if row.against]
     told = [_pair(ours, theirs, collected.item.columns) for ours, theirs in pairs if theirs.ours]
     if not told:
-        return "one method alone says nothing about the comparison."
+        return ["one method alone says nothing about the comparison."]
     cells = [cell for pair in pairs for line in pair for cell in line.ours.values()]
-    return " ".join([*told, f"In points, {_errors(cells)}; in brackets the paper's differences."])
+    return [*told, f"In points, {_errors(cells)}; in brackets the paper's differences."]
 
 
 def _errors(cells: Sequence[Ours]) -> str:
@@ -91,9 +91,10 @@ def _pair(new: Line, old: Line, columns: Mapping[str, str]) -> str:
     return " ".join([f"{new.label} against {old.label}: {verdict}.", *filter(None, parts)])
 
 
-def _lines(collected: Collected, measured: Sequence[Row]) -> str:
+def _lines(collected: Collected, measured: Sequence[Row]) -> list[str]:
     """The item's claim where it has one; natural and PGD-20 accuracy at the ends of every line, and at the marks."""
-    item, parts = collected.item, []
+    item = collected.item
+    parts: list[str] = []
     claimed = [column for column, attack in item.columns.items() if attack in _CLAIMED]
     for group in dict.fromkeys(row.group for row in measured):
         every = {
@@ -103,7 +104,7 @@ def _lines(collected: Collected, measured: Sequence[Row]) -> str:
         labels = list(dict.fromkeys(label for lines in every.values() for label in lines))
         name = labels[0] if len(labels) == 1 else group
         claim = _claim(collected, group, name)
-        parts.append(claim)
+        parts += claim
         if claim and item.claim == "radius":  # which tells its ends itself
             continue
         for xs in places:  # one, unless some points are missing
@@ -113,10 +114,10 @@ def _lines(collected: Collected, measured: Sequence[Row]) -> str:
     if any("±" in part for part in parts):
         every_cell = [cell for row in measured for cell in cells(collected.of(row), item.columns).values()]
         parts.append(f"In points, {_errors(every_cell)}.")
-    return " ".join(filter(None, parts)) or f"too few points to see a course over {item.xlabel}."
+    return parts or [f"too few points to see a course over {item.xlabel}."]
 
 
-def _claim(collected: Collected, group: str, name: str) -> str:
+def _claim(collected: Collected, group: str, name: str) -> list[str]:
     """The item's claim on one group of its rows; nothing where the points do not suffice for it."""
     item = collected.item
     attacks = {attack: attack for attack in item.columns.values()}
@@ -126,7 +127,7 @@ def _claim(collected: Collected, group: str, name: str) -> str:
             every.setdefault(row.label, {})[row.x] = cells(collected.of(row), attacks)
     if item.claim == "radius":
         return by_radius(name, every)
-    return " ".join(by_tau(name, line, item.marks[0]) for line in every.values()) if item.claim == "tau" else ""
+    return [*filter(None, (by_tau(name, line, item.marks[0]) for line in every.values() if item.claim == "tau"))]
 
 
 def _walks(column: str, lines: Mapping[str, Mapping[float, float]], xs: tuple[float, ...], known: str) -> str:
@@ -154,46 +155,46 @@ def _points(collected: Collected, rows: Sequence[Row], column: str) -> dict[str,
     }
 
 
-def _course(collected: Collected, measured: Sequence[Row]) -> str:
+def _course(collected: Collected, measured: Sequence[Row]) -> list[str]:
     """Of the friendly runs: where tau is K, or the method another, all K steps are taken always."""
     every = [result for row in measured for result in collected.of(row)]
     friendly = [one for one in every if min(one["history"]["backprops"]) < one["config"]["attack"]["steps"]]
     if not friendly:
-        return "no friendly run is measured."
+        return ["no friendly run is measured."]
     courses = [result["history"]["backprops"] for result in friendly]
     grow = sum(course[-1] > course[0] for course in courses)
     saved = [1 - statistics.fmean(one["history"]["backprops"]) / one["config"]["attack"]["steps"] for one in friendly]
-    return (
+    return [
         f"{_confirmed(grow, len(courses), 'runs')}: back-propagations per image of friendly training are "
         f"{_range([course[0] for course in courses], '{:.1f}')} in the first epoch and "
         f"{_range([course[-1] for course in courses], '{:.1f}')} in the last; over a whole run "
         f"{_range(saved, '{:.0%}')} of K are saved."
-    )
+    ]
 
 
-def _motivation(collected: Collected, measured: Sequence[Row]) -> str:
+def _motivation(collected: Collected, measured: Sequence[Row]) -> list[str]:
     found = _found(collected, measured)
     worst, friendly = ([one["mixing"][kind][-1]["amidst"] for one in found] for kind in ("pgd", "friendly"))
     fewer = sum(a > b for a, b in zip(worst, friendly, strict=True))
-    return (
+    return [
         f"{_confirmed(fewer, len(found))} on a problem made to show it: PGD leaves {_range(worst, '{:.0%}')} of the "
         f"points amidst the other class, early-stopped PGD {_range(friendly, '{:.0%}')}."
-    )
+    ]
 
 
-def _loss(collected: Collected, measured: Sequence[Row]) -> str:
+def _loss(collected: Collected, measured: Sequence[Row]) -> list[str]:
     found = _found(collected, measured)
     smaller = sum(one["bound"]["min_min"] < one["bound"]["min_max"] for one in found)
     low, high = ([one["bound"][name] for one in found] for name in ("min_min", "min_max"))
     empty = " Both are above 1, where a bound on a risk says nothing." if min(low) > 1 else ""
-    return (
+    return [
         f"{_confirmed(smaller, len(found))}: the bound on the risk is {_range(low, '{:.1f}')} with friendly data and "
         f"{_range(high, '{:.1f}')} with the worst case, at rho = 0.{empty} A point that stopped on the way up can "
         "hardly have the larger loss: how much smaller it is was measured. For a rho above 0: `sparring bound`."
-    )
+    ]
 
 
-def _mixture(collected: Collected, measured: Sequence[Row]) -> str:
+def _mixture(collected: Collected, measured: Sequence[Row]) -> list[str]:
     """Foreign neighbours among natural data, and purity of each set, in every layer of every seed."""
     parts = []
     for row in measured:
@@ -216,7 +217,7 @@ def _mixture(collected: Collected, measured: Sequence[Row]) -> str:
                 f"natural {pure['natural']}."
             )
         parts.append(text)
-    return " ".join(parts)
+    return parts
 
 
 def _found(collected: Collected, rows: Sequence[Row]) -> list[Mapping[str, Any]]:
