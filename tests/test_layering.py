@@ -27,6 +27,7 @@ HOUSE = [
     "weights",
     "runs",
     "state",
+    "board",
     "train",
     "together",
     "evaluation",

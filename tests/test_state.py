@@ -109,3 +109,21 @@ def test_a_state_comes_back_with_momentum_place_and_sums(tmp_path, small):
         assert torch.equal(one, two)
         assert torch.equal(state.optimizer.state[one]["momentum_buffer"], other.optimizer.state[two]["momentum_buffer"])
     assert set(saved.part("average")) == set(average.state())
+
+
+def test_the_last_checkpoint_is_tried_again_at_the_end(tmp_path, small, monkeypatch):
+    state, facts = begun(small)
+    really, tries = runs.Run.save, []
+
+    def full_once(self, *file):
+        tries.append(file[0])
+        if len(tries) == 1:
+            raise UserError("the disk is full.")
+        really(self, *file)
+
+    monkeypatch.setattr(runs.Run, "save", full_once)
+    with Keeper(runs.create(tmp_path / "run", small, ""), state, facts, None) as keeper:
+        state.step = 7
+        keeper.save()
+    assert tries == [runs.LAST, runs.LAST] and checkpoint.load(tmp_path / "run" / runs.LAST).facts["step"] == 7
+    assert keeper.handed == []  # nothing is held for longer than it takes to write

@@ -378,7 +378,7 @@ def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path, small, whole, monk
     same_run(whole, tmp_path / "run")
 
 
-@pytest.mark.parametrize("nth", [1, 2, 3])
+@pytest.mark.parametrize("nth", [1, 2, 3, 4])
 def test_a_disk_that_was_full_for_a_moment_costs_nothing(tmp_path, small, whole, monkeypatch, nth):
     full_disk(monkeypatch, lambda count: count == nth)
     train.train(small, tmp_path / "run", tensorboard=False)

@@ -33,7 +33,7 @@ from sparring.evaluation.fast import frozen
 from sparring.evaluation.subject import Subject, prepare
 from sparring.evaluation.verdict import exact
 from sparring.losses import cross_entropy
-from sparring.seeds import generator
+from sparring.seeds import check_seed, generator
 
 SURROGATE = "cross-entropy in bits, -log2 p_y: never negative, and at least 1 where the model is wrong (p_y <= 1/2)"
 Strongest = Literal["autoattack", "pgd"]
@@ -155,6 +155,7 @@ def estimate(
         raise UserError(f"limit must be at least 1 image, got {limit}. Leave it out for all of them.")
     if seed < 0:
         raise UserError(f"seeds count from 0, got {seed}.")
+    check_seed(seed)
     if resamples < 100:
         raise UserError(f"resamples must be at least 100 for a 95 % interval, got {resamples}.")
     x, y = x[:limit], y[:limit]

@@ -16,6 +16,7 @@ from sparring.data import Dataset
 from sparring.errors import UserError, unknown
 from sparring.objectives import OBJECTIVES, Attack
 from sparring.schedules import Schedule, constant
+from sparring.seeds import check_seed
 
 ObjectiveName = Literal[
     "standard",
@@ -75,6 +76,7 @@ class Config:
             value = getattr(self, name)
             if value < least:
                 raise UserError(f"{name} must be at least {least}, got {value}.")
+        check_seed(self.seed)
         for name, value in (("beta", self.beta), ("weight_decay", self.weight_decay)):
             if not 0 <= value < float("inf"):
                 raise UserError(f"{name} must be finite and at least 0, got {value}.")
@@ -143,13 +145,18 @@ def _flat(nested: dict[str, Any]) -> dict[str, Any]:
     return flat | {f"attack.{name}": value for name, value in nested["attack"].items()}
 
 
+def _scale(deviation: float) -> float:
+    """What a channel is divided by: nothing where it is constant, as an opaque alpha."""
+    return deviation if deviation > 1e-6 else 1.0
+
+
 def model_facts(config: Config, data: Dataset) -> dict[str, Any]:
     """What it takes to build the model again: kept in every checkpoint."""
     normalize = None
     if config.normalize:
         pixels = data.train.x.transpose(0, 1).flatten(1)  # uint8, one row per channel
         rows = [row.double() / 255 for row in pixels]
-        normalize = [[row.mean().item() for row in rows], [row.std().item() for row in rows]]
+        normalize = [[row.mean().item() for row in rows], [_scale(row.std().item()) for row in rows]]
     return {
         "name": config.model,
         "num_classes": data.num_classes,

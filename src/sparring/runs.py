@@ -122,6 +122,8 @@ def create(folder: Path, wanted: Config, recipe: str, *, overwrite: bool = False
 
 
 def _make(folder: Path) -> None:
+    if str(folder) != str(folder).encode("utf-8", "replace").decode():
+        raise UserError(f"the name of {folder} is not UTF-8, which checkpoints need. Choose another with --out.")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

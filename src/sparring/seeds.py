@@ -10,6 +10,14 @@ import hashlib
 
 import torch
 
+from sparring.errors import UserError
+
+
+def check_seed(seed: int) -> None:
+    """Refuse what torch's own generators would not take."""
+    if not 0 <= seed < 2**63:
+        raise UserError(f"a seed lies between 0 and 2^63 - 1, got {seed}.")
+
 
 def derive_seed(*parts: int) -> int:
     """63 bits that depend on every part and on their order; equal on every machine and version."""

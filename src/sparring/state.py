@@ -63,6 +63,7 @@ class Keeper:
         self.saved = float("-inf")
         self.pending: File | None = None  # the best model, to be written with the next checkpoint
         self.kept: File | None = None  # the one that was handed to the writer last
+        self.handed: list[File] = []  # all that was, until it is on the disk
         self.writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self.writing: Future[None] | None = None
 
@@ -93,6 +94,7 @@ class Keeper:
             (name, {key: tensor.detach().to("cpu", copy=True) for key, tensor in tensors.items()}, facts)
             for name, tensors, facts in ([self.pending, last] if self.pending else [last])
         ]
+        self.handed = files
         if failed:  # perhaps there is room again; if not, it is said here
             self._write(files)
         else:
@@ -101,10 +103,9 @@ class Keeper:
         self.saved = time.perf_counter()
 
     def finish(self) -> None:
-        """Wait until what was begun is on the disk."""
-        failure = self._settle()
-        if failure is not None:
-            raise failure
+        """Wait until what was begun is on the disk; what failed is tried once more."""
+        if self._settle() is not None:
+            self._write(self.handed)
 
     def _settle(self) -> BaseException | None:
         """Wait, and say what went wrong. A best model that may not have been written is pending again."""
@@ -117,6 +118,7 @@ class Keeper:
     def _write(self, files: list[File]) -> None:
         for file in files:
             self.run.save(*file)
+        self.handed = []
 
     def _tensors(self) -> dict[str, Tensor]:
         state = self.state

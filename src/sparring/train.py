@@ -22,6 +22,7 @@ from torch import nn
 from sparring import engine as engines
 from sparring import models, runs
 from sparring.attacks import pgd
+from sparring.board import Board
 from sparring.checkpoint import read_facts
 from sparring.config import Config, differences, model_facts
 from sparring.data import Dataset, Split, batches, count_batches, hold_out, load
@@ -114,7 +115,7 @@ def train(
         parts = engine_for(config, state, data, device, engine)
         if saved is not None and parts.average is not None:
             parts.average.restore(saved.part("average"))
-        board = _board(folder, state.epoch) if tensorboard and state.epoch <= config.epochs else None
+        board = Board(folder, state.epoch) if tensorboard and state.epoch <= config.epochs else None
 
         with Keeper(run, state, facts, parts.average) as keeper:
             if watch:
@@ -136,9 +137,7 @@ def train(
                     if state.epoch > config.epochs or keeper.idle > SAVE_AT_ENDS:
                         keeper.save()
                     if board:
-                        for name, value in record.items():
-                            if value is not None:
-                                board.add_scalar(name, value, record["epoch"])
+                        board.add(record)
                     if watch:
                         watch.epoch(record, best=is_best)
             finally:
@@ -326,9 +325,3 @@ def _check_last_batch(model: nn.Module, images: int, batch_size: int) -> None:
             f"the last batch of {images} training images would hold one image, and batch-norm needs two. "
             f"Use --batch-size {larger}."
         )
-
-
-def _board(folder: Path, epoch: int) -> Any:
-    from torch.utils.tensorboard import SummaryWriter  # slow to import, and not needed by the library
-
-    return SummaryWriter(str(folder), purge_step=epoch)

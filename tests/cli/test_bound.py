@@ -77,7 +77,7 @@ def test_the_same_command_gives_the_same_numbers(sparring, run):
         (["run", "--eps", "8"], ["eps must lie in (0, 1], got 8.0", "write 8/255"]),
         (["run", "--rho", "-1"], ["rho must be finite and at least 0"]),
         (["run", "--limit", "0"], ["limit must be at least 1"]),
-        (["run", "--limit", "9"], ["an interval needs at least 10 images"]),
+        (["run", "--limit", "9"], ["9 test images: an interval needs at least 10"]),
         (["run", "--seed", "-1"], ["seeds count from 0"]),
         (["run", "--resamples", "5"], ["resamples must be at least 100"]),
         (["run", "--strongest", "fgsm"], ["'fgsm'", "('autoattack', 'pgd')"]),

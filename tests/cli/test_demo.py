@@ -107,3 +107,9 @@ def test_the_verdict_says_which_way_it_fell(natural, robust, says):
     )
     sentence = demo.verdict(madry, fat, 450)
     assert all(part in sentence for part in [*says, "9.0 instead of 10.0"])
+
+
+def test_brackets_in_a_path_are_letters(sparring):
+    for name in ("demo [v2]", "demo[/v2]"):
+        said = sparring("demo", "--epochs", 1, "--out", name)
+        assert said.code == 0 and f"Read why: {name}/index.html" in said.out and f"load_model('{name}/fat')" in said.out

@@ -180,3 +180,20 @@ def test_json_says_what_was_evaluated(sparring, run):
     assert sparring("evaluate", run, *FAST, "--json", "deep/er/mine.json").code == 0
     told = json.loads(Path("deep/er/mine.json").read_text())
     assert told["about"]["data"] == "digits" and told["about"]["facts"]["recipe"] == "fat-digits"
+
+
+def test_files_of_one_name_do_not_write_over_each_other(sparring, run, tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        shutil.copy(run / "last.safetensors", tmp_path / name / "model.safetensors")
+    words = [*FAST, "--data", "digits"]
+    assert sparring("evaluate", tmp_path / "a" / "model.safetensors", *words).code == 0
+    assert sparring("evaluate", "a/model.safetensors", *words).code == 0  # the same file
+    again = sparring("evaluate", "b/model.safetensors", *words)
+    again.mends("model holds results of ", "a/model.safetensors", "those of b/model.safetensors: --out")
+    assert sparring("evaluate", "b/model.safetensors", *words, "--out", "elsewhere").code == 0
+
+
+@pytest.mark.parametrize("command_", ["evaluate", "bound"])
+def test_a_seed_that_torch_does_not_take(sparring, run, command_):
+    sparring(command_, run, "--limit", 20, "--seed", 2**63).mends("a seed lies between 0 and 2^63 - 1, got 922337203")

@@ -341,6 +341,18 @@ def test_many_columns_are_set_as_a_grid(sparring, evaluated, tmp_path):
     assert '<table class="results many" ' in text and 'data-column="PGD-20, 2 eps"' in text
 
 
+@pytest.mark.parametrize("order", [["figure", "figure-svhn"], ["figure-svhn", "figure"]])
+def test_an_attack_that_two_protocols_share_stands_with_both(sparring, evaluated, tmp_path, order):
+    """PGD-20 at twice eps to figure-svhn is PGD-20 to figure."""
+    folder = tmp_path / "run"
+    shutil.copytree(evaluated, folder, ignore=shutil.ignore_patterns("evaluation"))
+    assert evaluate([str(folder), "--protocol", *order, "--limit", "8", "--no-doubts", "--device", "cpu"]) == 0
+    rows = {row.measured.partition(",")[0]: row.accuracies for row in methods(folder)}
+    assert set(rows) == {"eps 4/255", "eps 8/255"}
+    for accuracies in rows.values():
+        assert {"FGSM", "PGD-20", "PGD-20, 2 eps", "PGD-100", "C&W"} <= {name.partition(" (")[0] for name in accuracies}
+
+
 def test_stars_compare_only_what_was_measured_alike():
     rows = [
         Method("a", "", {"Natural": 0.5, "PGD-20": 0.9}, 1.0, 1.0, [], "eps 0.1"),

@@ -370,3 +370,17 @@ def test_a_curriculum_that_cannot_get_to_its_end_is_told():
     assert not list(command._notes(config, data, torch.device("cuda")))
     (note,) = command._notes(replace(config, epochs=30), data, torch.device("cuda"))
     assert note.startswith("k grows at most every 11 epochs and cannot pass 3 of 10 in 30; less patience:")
+
+
+def test_a_finished_run_without_its_records(sparring, finished, tmp_path):
+    run = shutil.copytree(finished, tmp_path / "run")
+    (run / runs.METRICS).unlink()
+    sparring("train", "--out", run, "--resume").mends("has weights and no metrics.jsonl")
+
+
+def test_a_folder_whose_name_checkpoints_cannot_have(sparring, tmp_path):
+    sparring("train", *QUICK, "--out", tmp_path / "l\udce4uf").mends("is not UTF-8", "Choose another with --out")
+
+
+def test_a_seed_that_is_too_large(sparring):
+    sparring("train", *QUICK, "--seed", 2**63).mends("a seed lies between 0 and 2^63 - 1")

@@ -81,6 +81,15 @@ def test_photos_are_turned_upright(tmp_path):
     assert load(f"folder:{tmp_path}").size == (4, 6)
 
 
+@pytest.mark.parametrize("orientation", [0, 9, 255])
+def test_an_orientation_that_does_not_exist_turns_nothing(tmp_path, orientation):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    pixels = fill(tmp_path, size=(6, 4), exif=exif)
+    data = load(f"folder:{tmp_path}")
+    assert data.size == (6, 4) and torch.equal(data.train.x[0].permute(1, 2, 0), torch.from_numpy(pixels["cat", 0]))
+
+
 def test_sizes_that_differ_need_a_size(tmp_path):
     fill(tmp_path, value=200)
     image(tmp_path / "cat" / "big.png", size=(40, 30), value=200)

@@ -71,6 +71,7 @@ def test_scratch_of_a_killed_fetch_is_swept_after_a_day(tmp_path):
     for name, age in ((".fetch-old", 2 * 86400), (".fetch-new", 60)):
         (tmp_path / name).mkdir()
         os.utime(tmp_path / name, (time.time() - age,) * 2)
+    (tmp_path / ".fetch-gone").symlink_to("nowhere")  # as one that another has just removed
     with scratch(tmp_path / "a.npz"):
         pass
-    assert [path.name for path in tmp_path.iterdir()] == [".fetch-new"]
+    assert {path.name for path in tmp_path.iterdir()} == {".fetch-new", ".fetch-gone"}

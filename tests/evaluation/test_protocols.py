@@ -86,3 +86,15 @@ def test_what_cannot_be_meant_is_refused(names, eps, says):
 def test_a_variant_is_one_replace():
     mine = replace(PROTOCOLS["mart"], name="mine", eps=0.05)
     assert plan(find([mine]))[1].settings.step_size == 0.05 / 10
+
+
+def test_two_things_of_one_name_are_refused_and_not_dropped():
+    dat = PROTOCOLS["dat"]
+    assert find([dat, "dat"]) == (dat,)
+    with pytest.raises(UserError, match="two different protocols are called dat"):
+        find([dat, replace(dat, eps=0.1)])
+    pgd20 = dat.attacks[1]
+    twice = replace(dat, attacks=(pgd20, replace(pgd20, steps=5)))
+    with pytest.raises(UserError, match="protocol dat calls two different attacks pgd20"):
+        plan([twice])
+    assert [one.name for one in plan([replace(dat, attacks=(pgd20, pgd20))])] == ["pgd20"]

@@ -139,10 +139,11 @@ def test_the_fingerprint_knows_weights_structure_images_and_labels(trained):
     assert one != fingerprint(trained.model, trained.x, trained.y.flip(0))
 
 
-def test_a_damaged_file_is_named(trained, tmp_path):
+@pytest.mark.parametrize("size", [100, 0])
+def test_a_damaged_file_is_named(trained, tmp_path, size):
     run(trained, tmp_path)
     damaged = next(tmp_path.glob("*/cw3-*.npz"))
-    damaged.write_bytes(damaged.read_bytes()[:100])
+    damaged.write_bytes(damaged.read_bytes()[:size])
     with pytest.raises(UserError, match="is not a whole file of verdicts"):
         run(trained, tmp_path)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from sparring.recipes import paper
@@ -95,9 +97,23 @@ def test_seeds_that_lie_apart_are_noise_too():
     )
     assert ": confirmed. Beyond" in _pair(steady, old, {"Natural": "natural"})
     assert ": not confirmed. Within" in _pair(scattered, old, {"Natural": "natural"})
-    assert noise_of(scattered.ours["Natural"], old.ours["Natural"]) == pytest.approx(
-        2 * (0.82 * 0.18 + 0.8 * 0.2 + 3.0) ** 0.5
-    )
+    # Variances in points: of the images; of a median of three, which scatters more than a mean; of one such seed.
+    variance = 0.82 * 0.18 + 0.8 * 0.2 + math.pi / 2 * 9 / 3 + 9
+    assert noise_of(scattered.ours["Natural"], old.ours["Natural"]) == pytest.approx(2 * variance**0.5)
+    assert noise_of(old.ours["Natural"], scattered.ours["Natural"]) == pytest.approx(2 * variance**0.5)
+
+
+def test_a_median_of_seeds_scatters_as_much_as_is_said():
+    random, spread, count = np.random.default_rng(0), 0.02, 5
+    medians = 100 * np.median(random.normal(0.5, spread, (20_000, count)), axis=1)
+    values = 0.5 + spread * np.array([-1.0, -1.0, 0.0, 1.0, 1.0])  # their deviation is the spread
+    cell = Ours(tuple(values), 10**9)
+    assert noise_of(cell, cell) == pytest.approx(2 * 2**0.5 * medians.std(), rel=0.1)
+
+
+def test_no_difference_is_within_any_noise():
+    line = Line("", "", {"Natural": Ours((1.0,), 100)})
+    assert "Within it: Natural +0.0 ± 0.0." in _pair(line, line, {"Natural": "natural"})
 
 
 @pytest.mark.parametrize(("attack", "verdict"), [("autoattack", ""), ("cw30", ""), ("pgd100", " under PGD alone")])

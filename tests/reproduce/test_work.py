@@ -157,6 +157,20 @@ def test_a_result_says_where_every_session_trained_it(measured, tmp_path, monkey
     assert results.at_once(results.read(planned(TABLE, measured)[1].path)) == 1
 
 
+def test_a_stop_in_the_last_epoch_comes_before_the_measurement(tmp_path, monkeypatch):
+    (job,) = planned(TABLE, tmp_path, rows=("fat",))
+    asked, really = [], work.train
+
+    def train(*args, **kwargs):
+        model = really(*args, **kwargs)
+        asked.append(True)  # after the last step, where training does not ask any more
+        return model
+
+    monkeypatch.setattr(work, "train", train)
+    with pytest.raises(Stopped, match="before measuring table-tiny fat"):
+        carry_out([job], Bench(torch.device("cpu"), stop=lambda: bool(asked)))
+
+
 def test_a_stop_between_jobs(tmp_path):
     jobs = planned(TABLE, tmp_path)
     with pytest.raises(Stopped, match="before table-tiny madry"):

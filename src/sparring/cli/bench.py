@@ -87,7 +87,7 @@ def _measure(recipe: str, config: Config, device: torch.device, asked: Arguments
     screen = Screen()
     screen.print(f"{recipe}, {config.model}, batch {config.batch_size}, {bench.found['device']}")
     for name, rows in bench.parts(asked.only):
-        screen.print(f"[bold]{name}[/bold]")
+        screen.print(name, style="bold", highlight=False)
         for what, value in rows:
             screen.print(f"  {what:28} {value}", highlight=False, soft_wrap=True)
         write_text(asked.json, json.dumps(bench.found, indent=1))

@@ -85,8 +85,8 @@ def run(argv: list[str]) -> int:
         path, which=which, data_name=asked.data, device=asked.device, model=asked.model, mean=asked.mean, std=asked.std
     )
     n = min(len(images.test), asked.limit or len(images.test))
-    if asked.limit is not None and asked.limit > 0 and n < _FEWEST:
-        raise UserError(f"--limit {asked.limit}: an interval needs at least {_FEWEST} images.")
+    if 0 < n < _FEWEST:
+        raise UserError(f"{n} test images: an interval needs at least {_FEWEST}.")
     asked = replace(asked, limit=None if asked.limit is not None and asked.limit >= len(images.test) else asked.limit)
     eps = _radius(path) if asked.eps is None else asked.eps
     folder = open_results(path, out=asked.out, json=asked.json)

@@ -7,6 +7,7 @@ import re
 import shlex
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from json import loads
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -125,7 +126,7 @@ def run(argv: list[str]) -> int:
     for path in files:
         write_text(path, result.to_json())
     screen = Screen()
-    screen.print(_measured(asked, result, len(images.test)), highlight=False, markup=False, soft_wrap=True)
+    screen.print(_measured(asked, result, len(images.test)), highlight=False, soft_wrap=True)
     screen.print(result.table())
     _tell_radius(asked, {record.eps for record in result if record.eps})
     for path in files:
@@ -220,11 +221,23 @@ def open_results(path: Path, *, out: Path | None, json: Path | None) -> Path:
     """The folder for results, made before the work, so that nothing is measured which cannot be kept."""
     folder = out or _folder(path)
     make_folder(folder, "--out")
+    if out is None and not path.is_dir():
+        _refuse_others(folder, path)
     if json:
         make_folder(json.parent, "--json")
         if json.is_dir():
             raise UserError(f"{json} is a folder. Name a file: --json {json / 'result.json'}.")
     return folder
+
+
+def _refuse_others(folder: Path, path: Path) -> None:
+    """Files of one name in two folders would write into one: `evaluation/NAME` belongs to the first of them."""
+    for result in sorted(folder.glob("*.json")):
+        other = str(path)
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            other = loads(result.read_text(encoding="utf-8"))["about"]["model"]
+        if Path(other).resolve() != path.resolve():
+            raise UserError(f"{folder} holds results of {other}. Choose another folder for those of {path}: --out.")
 
 
 def _fit(model: dict[str, object], images: Dataset, path: Path) -> None:

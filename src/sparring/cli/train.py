@@ -295,6 +295,8 @@ def _tell_stop(number: int) -> None:
 
 def _summary(folder: Path) -> None:
     records = runs.read_metrics(folder)
+    if not records:
+        raise UserError(f"{folder} has weights and no {runs.METRICS}: what was measured in training is lost.")
     best = max(records, key=lambda record: (record["pgd10"], record["natural"], -record["epoch"]))
     for name, record in (("best", best), ("last", records[-1])):
         print(

@@ -24,7 +24,8 @@ from sparring.errors import UserError
 
 _SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"})
 _MODES = frozenset({"1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV"})  # 8 bits a channel
-_ORIENTATION = 0x0112  # EXIF tag; 5 to 8 swap height and width
+_ORIENTATION = 0x0112  # EXIF tag
+_TURNED = (5, 6, 7, 8)  # those that swap height and width; there are others in files, which mean nothing
 _BAR_FROM = 2_000  # files
 _MOST_BYTES = 8 * 2**30  # of pixels in memory
 _TEST_FRACTION = 0.2
@@ -157,7 +158,7 @@ def _header(path: Path) -> _Header | str:
         with _opened(path) as image:
             if image.mode not in _MODES:
                 return f"pixels of type {image.mode}: save it with 8 bits a channel"
-            turned = image.getexif().get(_ORIENTATION, 1) >= 5
+            turned = image.getexif().get(_ORIENTATION, 1) in _TURNED
             size = (image.width, image.height) if turned else (image.height, image.width)
             return _Header(size, image.mode in ("1", "L"))
     except Exception as error:  # a damaged image can raise almost anything out of its decoder

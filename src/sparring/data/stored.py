@@ -12,7 +12,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,8 +59,9 @@ def scratch(target: Path) -> Iterator[Path]:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         for old in target.parent.glob(".fetch-*"):
-            if time.time() - old.stat().st_mtime > _STALE:
-                shutil.rmtree(old, ignore_errors=True)
+            with suppress(FileNotFoundError):  # of another, which has just ended
+                if time.time() - old.stat().st_mtime > _STALE:
+                    shutil.rmtree(old, ignore_errors=True)
         folder = Path(tempfile.mkdtemp(prefix=".fetch-", dir=target.parent))
     except OSError as error:
         raise _unwritable(target, error) from None

@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sparring.engine.sgd import like
+
 _BLOCK = 2048
 
 
@@ -106,7 +108,8 @@ class DescendAll:
 
     def __call__(self, loss: Tensor, gradients: list[Tensor], lr: Tensor, skip: Tensor, failed: Tensor) -> None:
         """Take the step; or, where something is not finite, take none and set `skip` and `failed` to 1."""
-        gradients = [_like(gradient, weight) for gradient, weight in zip(gradients, self.weights, strict=True)]
+        pairs = zip(gradients, self.weights, strict=True)
+        gradients = [like(gradient, weight, _read(gradient.dtype)) for gradient, weight in pairs]
         rows = self._rows(gradients)
         if _capturing():
             self.owed = rows
@@ -140,10 +143,6 @@ def _capturing() -> bool:
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
-def _like(gradient: Tensor, weight: Tensor) -> Tensor:
-    """The gradient, in a precision that the kernels read and laid out like its weight. It nearly always is both."""
-    known = gradient.dtype in (torch.bfloat16, torch.float32)
-    sides = zip(weight.shape, weight.stride(), gradient.stride(), strict=True)
-    if known and all(size == 1 or ours == theirs for size, ours, theirs in sides):
-        return gradient
-    return torch.empty_like(weight, dtype=gradient.dtype if known else torch.float32).copy_(gradient)
+def _read(dtype: torch.dtype) -> torch.dtype:
+    """The precision in which the kernels read a gradient."""
+    return dtype if dtype in (torch.bfloat16, torch.float32) else torch.float32

@@ -54,7 +54,7 @@ class Sgd:
             self.at_once(loss, gradients, self.lr, self.skip, self.failed)
             return
         pairs = zip(gradients, self.parameters, strict=True)
-        gradients = [gradient.to(parameter.dtype) for gradient, parameter in pairs]
+        gradients = [like(gradient, parameter, parameter.dtype) for gradient, parameter in pairs]
         self.skip.copy_(1.0 - finite(loss, gradients).float())
         torch._fused_sgd_(
             self.parameters,
@@ -78,6 +78,17 @@ class Sgd:
         """A capture has ended: what it could not do in it is done now."""
         if self.at_once is not None:
             self.at_once.settle()
+
+
+def like(gradient: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """The gradient in this precision, laid out like its weight, for a kernel walks both as memory. It nearly always is.
+
+    Autograd does not promise it: images of one channel may count as channels_last, and then gradients come so.
+    """
+    sides = zip(weight.shape, weight.stride(), gradient.stride(), strict=True)
+    if gradient.dtype == dtype and all(size == 1 or ours == theirs for size, ours, theirs in sides):
+        return gradient
+    return torch.empty_like(weight, dtype=dtype).copy_(gradient)
 
 
 def finite(loss: Tensor, gradients: list[Tensor]) -> Tensor:

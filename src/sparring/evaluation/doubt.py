@@ -24,6 +24,7 @@ from sparring import threat
 from sparring.attacks.setting import Model, check_batch, check_logits, check_radius, quiet
 from sparring.errors import UserError
 from sparring.evaluation import probe
+from sparring.seeds import check_seed
 
 WHY = {
     "train-mode": "batch-norm and dropout in train mode make another function of every batch than the one deployed.",
@@ -106,6 +107,7 @@ def doubts(
             raise UserError(f"correct[{name!r}] must hold one verdict per image, {len(y)}, got {tuple(verdict.shape)}.")
     if len(x) == 0 or limit < 1:
         return []
+    check_seed(seed)
     found = {"train-mode": train_mode(model)}
     rows = torch.linspace(0, len(x) - 1, min(limit, len(x)), device=x.device).round().long()  # images may be sorted
     devices = [x.device] if x.device.type == "cuda" else []

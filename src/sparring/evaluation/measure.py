@@ -34,6 +34,7 @@ from sparring.evaluation.result import WORST, Record, Result, Run
 from sparring.evaluation.store import Store, open_store
 from sparring.evaluation.subject import Subject, prepare
 from sparring.evaluation.verdict import rounds, stands
+from sparring.seeds import check_seed
 
 _NATURAL = Settings(eps=0.0, loss="")
 _DOUBTED = 256  # images that the self-checks look at
@@ -84,6 +85,8 @@ def evaluate(
     x, y = _cut(x, y, limit=limit, protocols=protocols)
     if seeds < 1:
         raise UserError(f"seeds must be at least 1, got {seeds}.")
+    check_seed(seed)
+    check_seed(seed + seeds - 1)
     if restarts is not None and restarts < 1:
         raise UserError(f"restarts must be at least 1, got {restarts}.")
     with ExitStack() as held:

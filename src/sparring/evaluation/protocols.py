@@ -148,12 +148,13 @@ def find(names: str | Protocol | Sequence[str | Protocol]) -> tuple[Protocol, ..
     """The protocols of these names, each once, in the order asked."""
     if isinstance(names, str | Protocol):
         names = [names]
-    found = {}
+    found: dict[str, Protocol] = {}
     for name in names:
         if isinstance(name, str) and name not in PROTOCOLS:
             raise unknown("protocol", name, PROTOCOLS)
         protocol = PROTOCOLS[name] if isinstance(name, str) else name
-        found[protocol.name] = protocol
+        if found.setdefault(protocol.name, protocol) != protocol:
+            raise UserError(f"two different protocols are called {protocol.name}. Give one another name.")
     if not found:
         raise UserError(f"name at least one protocol. Known: {', '.join(sorted(PROTOCOLS))}.")
     return tuple(found.values())
@@ -195,9 +196,11 @@ def plan(protocols: Sequence[Protocol], *, eps: float | None = None, restarts: i
     for settings, serves in wanted.items():
         for name, _ in serves:
             meanings.setdefault(name, set()).add(settings)
-    planned = []
+    planned: list[Planned] = []
     for settings, serves in wanted.items():
         name, protocol_name = serves[0]
         full = name if len(meanings[name]) == 1 else f"{name}@{protocol_name}"
+        if any(full == other.name for other in planned):
+            raise UserError(f"protocol {protocol_name} calls two different attacks {name}. Give one another name.")
         planned.append(Planned(full, settings, tuple(serves)))
     return planned

@@ -75,7 +75,7 @@ class Store:
             with np.load(path, allow_pickle=False) as saved:
                 judged, stands = torch.from_numpy(saved["judged"]), torch.from_numpy(saved["stands"])
                 seconds, retried = float(saved["seconds"]), int(saved["retried"]) if "retried" in saved else 0
-        except (OSError, ValueError, KeyError, zipfile.BadZipFile):
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
             raise UserError(f"{path} is not a whole file of verdicts. Delete it; only its part is run again.") from None
         if judged.shape != (self.n,) or stands.shape != (self.n,):
             raise UserError(f"{path} holds {len(judged)} verdicts where {self.n} belong. Delete it.")

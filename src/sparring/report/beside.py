@@ -72,8 +72,14 @@ def noise_of(one: Ours, other: Ours) -> float:
         images = 100**2 * float(np.var(shares[0] - shares[1])) / one.n
     else:
         images = sum(cell.middle * (100 - cell.middle) / cell.n for cell in (one, other))
-    seeds = sum((cell.spread or 0.0) ** 2 / len(cell.values) for cell in (one, other))
-    return 2 * math.sqrt(images + seeds)
+    return 2 * math.sqrt(images + _of_seeds(one, other) + _of_seeds(other, one))
+
+
+def _of_seeds(cell: Ours, other: Ours) -> float:
+    """The variance of a median over seeds. Where there is one seed, the other's stand for how far seeds lie apart."""
+    spread = cell.spread if cell.spread is not None else other.spread or 0.0
+    count = len(cell.values)
+    return spread**2 / count * (math.pi / 2 if count > 2 else 1.0)  # a median scatters more than a mean
 
 
 def spell(value: Published) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -140,16 +141,22 @@ def _evaluations(folder: Path) -> dict[Path, tuple[Result, dict[float, list[Reco
 
 def _groups(result: Result) -> dict[float, list[Record]]:
     """The attacks of a result by their protocol's radius; PGD-20 at twice eps stands with its protocol."""
-    groups: dict[float, list[Record]] = {}
+    groups: dict[float, dict[str, Record]] = {}
     for record in result:
-        if record.serves:
-            attack, _, protocol = record.serves[0].partition("@")
+        entered: set[float] = set()
+        for served in record.serves if record.eps > 0 else ():
+            attack, _, protocol = served.partition("@")
             declared = PROTOCOLS[protocol].attacks if protocol in PROTOCOLS else ()
             times = next((one.times_eps for one in declared if isinstance(one, Climb) and one.name == attack), 1.0)
-            if record.eps > 0:
-                groups.setdefault(record.eps / times, []).append(record)
+            eps = record.eps / times
+            if eps not in entered:  # one attack may be PGD-20 to one protocol, and PGD-20 at twice eps to another
+                group = groups.setdefault(eps, {})
+                own = record.name if record.name.partition("@")[0] == attack else attack
+                own = f"{own}@{protocol}" if own in group else own
+                group[own] = replace(record, name=own)
+                entered.add(eps)
     natural = [record for record in result if record.name == "natural"]
-    return {eps: natural + records for eps, records in groups.items()}
+    return {eps: natural + list(records.values()) for eps, records in groups.items()}
 
 
 def _accuracies(records: Sequence[Record], eps: float) -> dict[str, float]:

@@ -26,7 +26,8 @@ def labels(found: Mapping[Path, Config]) -> dict[Path, str]:
     Without the digest, and without what all names share. Runs whose digests alone differ are told apart by the settings
     behind them; those that are still called the same, by the folders they lie in.
     """
-    whole = {folder: folder.resolve().name for folder in found}
+    # A name that is not UTF-8 can be no part of a page.
+    whole = {folder: folder.resolve().name.encode("utf-8", "replace").decode() for folder in found}
     plain = {folder: re.sub(r"(-seed\d+)-[0-9a-f]{10}$", r"\1", name) for folder, name in whole.items()}
     kinds = list(dict.fromkeys(plain.values()))
     brief = dict(zip(kinds, _brief(kinds), strict=True))

@@ -80,7 +80,7 @@ def _stands(first: Point, last: Point, worst_first: Point, worst_last: Point) ->
 def _surely(before: Point, after: Point, attack: str) -> float:
     """A change in points; 0 where it is within the noise."""
     change = after[attack].middle - before[attack].middle
-    return change if abs(change) >= noise_of(before[attack], after[attack]) else 0.0
+    return change if abs(change) > noise_of(before[attack], after[attack]) else 0.0
 
 
 def _change(before: Point, after: Point, attack: str) -> str:

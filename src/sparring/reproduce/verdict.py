@@ -76,7 +76,7 @@ def _pair(new: Line, old: Line, columns: Mapping[str, str]) -> str:
             theirs = f" ({rounded(paper[0] - paper[1], sign=True)})" if len(paper) == 2 else ""
             noise = noise_of(new.ours[column], old.ours[column])
             told[column] = f"{column} {rounded(change, sign=True)} ± {rounded(noise)}{theirs}"
-            if abs(change) >= noise:
+            if abs(change) > noise:
                 beyond[column] = change
     better = {columns[column] for column, change in beyond.items() if change > 0}
     worse = any(change < 0 for column, change in beyond.items() if columns[column] != "fgsm")

@@ -88,6 +88,8 @@ def carry_out(jobs: Sequence[Job], bench: Bench) -> None:
         if state(job) in ("missing", "interrupted"):
             train_run(job, bench)
         if state(job) == "trained":
+            if bench.stop():  # asked for in the last epoch's validation, say
+                raise Stopped(f"before measuring {job.name}")
             _have(job, bench)
 
 
