@@ -43,7 +43,8 @@ class Config:
     objective: ObjectiveName = "fat"
     """What is minimised."""
     data: str = "digits"
-    """digits, cifar10, svhn (or some classes, cifar10:bird+deer), npz:FILE, folder:PATH (one subfolder per class)."""
+    """digits, cifar10, svhn (or some classes, cifar10:bird+deer), npz:FILE, folder:PATH (one subfolder per class);
+    folder:PATH?size=32 scales and crops its images."""
     model: str = "tiny_cnn"
     """tiny_cnn, small_cnn, resnet18, or a wide ResNet such as wrn-34-10."""
     normalize: bool = False

@@ -51,6 +51,7 @@ class Run:
     folder: Path
     config: Config
     recipe: str
+    images: str = ""  # the fingerprint of what it is trained on; "": not known, of an early version
 
     def last(self, device: torch.device | str = "cpu") -> Checkpoint | None:
         """The checkpoint to continue from, or None before the first."""
@@ -104,8 +105,8 @@ def claimed(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def create(folder: Path, wanted: Config, recipe: str, *, overwrite: bool = False) -> Run:
-    """A new run folder with its configuration in it."""
+def create(folder: Path, wanted: Config, recipe: str, *, images: str = "", overwrite: bool = False) -> Run:
+    """A new run folder with its configuration in it, and the fingerprint of its training images."""
     if any((folder / name).exists() for name in _OWN):
         if not overwrite:
             raise UserError(
@@ -116,9 +117,20 @@ def create(folder: Path, wanted: Config, recipe: str, *, overwrite: bool = False
     elif folder.is_dir() and any(folder.iterdir()):
         raise UserError(f"{folder} exists and is not a run folder. Choose another with --out.")
     _make(folder)
-    written = {"recipe": recipe, "sparring": __version__, "config": config.to_json(wanted)}
-    checkpoint.write_text(folder / CONFIG, json.dumps(written, indent=2) + "\n")
-    return Run(folder, wanted, recipe)
+    run = Run(folder, wanted, recipe, images)
+    write_config(run)
+    return run
+
+
+def write_config(run: Run) -> None:
+    """What a run is, for whoever opens its folder."""
+    written = {
+        "recipe": run.recipe,
+        "sparring": __version__,
+        "images": run.images,
+        "config": config.to_json(run.config),
+    }
+    checkpoint.write_text(run.folder / CONFIG, json.dumps(written, indent=2) + "\n")
 
 
 def _make(folder: Path) -> None:
@@ -144,7 +156,7 @@ def open_run(folder: Path) -> Run:
         raise UserError(
             f"{path} is damaged: it is not the JSON that a run writes. Begin anew: sparring train ... --overwrite."
         ) from None
-    return Run(folder, found, str(written.get("recipe", "")))
+    return Run(folder, found, str(written.get("recipe", "")), str(written.get("images", "")))
 
 
 def sweep(folder: Path) -> None:

@@ -13,6 +13,7 @@ import shlex
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -104,7 +105,7 @@ def train(
     state = begin(config, facts, device)
     _check_last_batch(state.model, len(training), config.batch_size)
     with runs.claimed(folder), on(device):  # after what may be refused
-        run = _open(folder, config, recipe, resume=resume, overwrite=overwrite)
+        run = _open(folder, config, recipe, data.fingerprint, resume=resume, overwrite=overwrite)
         runs.note_environment(folder, device)
         saved = run.last(device)
         if saved is not None:
@@ -265,11 +266,20 @@ def _score(record: dict[str, Any]) -> tuple[float, float]:
     return record["pgd10"], record["natural"]
 
 
-def _open(folder: Path, config: Config, recipe: str, *, resume: bool, overwrite: bool) -> runs.Run:
+def _open(folder: Path, config: Config, recipe: str, images: str, *, resume: bool, overwrite: bool) -> runs.Run:
+    """The run: a new one, or the one that is there, if it is this one on the same images, wherever they lie now."""
     if not (resume and (folder / runs.CONFIG).exists()):
-        return runs.create(folder, config, recipe, overwrite=overwrite)
+        return runs.create(folder, config, recipe, images=images, overwrite=overwrite)
     run = runs.open_run(folder)
+    if run.images and run.images != images and run.config.data == config.data:
+        raise UserError(
+            f"the training images of {config.data} are not those that {folder} was begun with. Put them back as they "
+            "were, or begin another run."
+        )
     changed = differences(run.config, config)
+    if changed and run.images == images and replace(run.config, data=config.data) == config:
+        run, changed = replace(run, config=config), []  # the same images, at another place
+        runs.write_config(run)
     if changed:
         raise UserError(
             f"{folder} was begun with another configuration ({'; '.join(changed)}). "

@@ -74,6 +74,8 @@ def load_model(
 ) -> nn.Module:
     """The model of a run folder or a checkpoint, from pixels in [0, 1] to logits, in eval mode.
 
+    Its `classes` are the names of the classes in the order of the logits; () where the file does not know them.
+
     Args:
         path: a run folder, a .safetensors file, or a published .pt, .pth or .pth.tar.
         model: its architecture, where the file neither says nor shows it.
@@ -96,6 +98,8 @@ def load_model(
     )
     for note in loaded.notes:
         _log.info("%s: %s", path, note)
+    names = loaded.facts.get("model", {}).get("classes", ())
+    loaded.model.classes = tuple(names)  # type: ignore[assignment]
     return loaded.model
 
 

@@ -1,9 +1,11 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
-from sparring.data import Dataset, Split, hold_out
-from sparring.data.dataset import evenly
+from sparring.data import Dataset, Split, hold_out, whole
+from sparring.data.dataset import evenly, interleaved
 from sparring.errors import UserError
 
 
@@ -79,3 +81,38 @@ def test_evenly_spreads_through_every_class():
     assert [int(marked[y == label].sum()) for label in range(4)] == [2, 2, 1, 0]
     assert np.flatnonzero(marked[:8]).tolist() == [2, 6]
     assert not evenly(np.arange(5), 0.2).any()
+
+
+@pytest.mark.parametrize("sizes", [[4, 4, 4], [1, 9], [50, 30, 20, 1]])
+def test_every_beginning_of_an_interleaved_set_stands_for_all(sizes):
+    y = np.repeat(np.arange(len(sizes)), sizes)
+    order = interleaved(y)
+    assert sorted(order) == list(range(len(y)))
+    for n in range(1, len(y) + 1):
+        held = np.bincount(y[order[:n]], minlength=len(sizes))
+        assert np.abs(held - n * np.array(sizes) / len(y)).max() <= 1.0
+    assert all((np.diff(order[y[order] == label]) > 0).all() for label in range(len(sizes)))  # else as it was
+
+
+def test_a_fingerprint_is_of_the_training_images_their_labels_and_the_classes():
+    split, other = split_of([3, 4]), split_of([4, 3])
+    data = Dataset("d", ("a", "b"), split, split.head(2), "n")
+    same = Dataset("elsewhere", ("a", "b"), split_of([3, 4]), other, "another note")
+    assert data.fingerprint == same.fingerprint
+    pixel = split.x.clone()
+    pixel[3, 0, 1, 2] ^= 1
+    changed = [
+        replace(data, classes=("a", "c")),
+        replace(data, train=other),
+        replace(data, train=Split(pixel, split.y)),
+        replace(data, train=split.head(6)),
+        replace(data, train=Split(split.x.transpose(2, 3).contiguous(), split.y)),
+    ]
+    assert len({one.fingerprint for one in [data, *changed]}) == 6
+
+
+def test_all_images_for_a_model_that_has_seen_none():
+    data = Dataset("d", ("a", "b"), split_of([3, 4]), split_of([1, 1]), "n", carved=True)
+    every = whole(data)
+    assert len(every.test) == 9 and not every.carved and every.note == "all images of d"
+    assert sorted(every.test.y.tolist()) == [0] * 4 + [1] * 5 and len(set(every.test.y[:2].tolist())) == 2

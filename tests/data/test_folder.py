@@ -177,3 +177,48 @@ def test_test_folders_that_do_not_fit(tmp_path):
     fill(tmp_path / "test", classes=("bird",))
     with pytest.raises(UserError, match="a class 'bird'"):
         load(f"folder:{tmp_path}")
+
+
+def test_what_is_transparent_shows_white(tmp_path):
+    fill(tmp_path, count=3)
+    for i in range(3):
+        pixels = np.zeros((6, 5, 4), np.uint8)
+        pixels[2, 2] = (10, 20, 30, 255)
+        Image.fromarray(pixels).save(tmp_path / "cat" / f"{i}.png")
+    Image.fromarray(np.zeros((6, 5), np.uint8)).convert("P").save(tmp_path / "cat" / "3.png", transparency=0)
+    data = load(f"folder:{tmp_path}")
+    cat = data.train.x[0]
+    assert cat[:, 2, 2].tolist() == [10, 20, 30] and cat.eq(255).sum() == 6 * 5 * 3 - 3
+    assert data.train.x[data.train.y == 0][-1].eq(255).all()
+
+
+def test_the_first_test_images_stand_for_all(tmp_path):
+    for part in ("train", "test"):
+        fill(tmp_path / part, classes=("a", "b", "c"), count=4)
+    assert load(f"folder:{tmp_path}").test.y.tolist() == [0, 1, 2] * 4
+    assert not load(f"folder:{tmp_path}").carved and load(f"folder:{tmp_path / 'test'}").carved
+
+
+def test_what_is_left_out_is_told(tmp_path):
+    fill(tmp_path, count=3)
+    for name in ("1.heic", "2.HEIC", "scan", "Thumbs.db", "desktop.ini", ".hidden"):
+        (tmp_path / "cat" / name).write_bytes(b"x")
+    image(tmp_path / "dog" / "more" / "9.png")
+    note = load(f"folder:{tmp_path}").note
+    assert note.endswith("; not used: 2 x .heic, 1 x file without a suffix, 1 x folder within a class")
+    image(tmp_path / "fox" / "deeper" / "1.png")
+    with pytest.raises(UserError, match=r"fox has no images directly in it .*Are they in .*deeper\? Move them up"):
+        load(f"folder:{tmp_path}")
+
+
+def test_images_beyond_the_networks_are_refused_before_they_fill_the_memory(tmp_path):
+    fill(tmp_path, count=2, size=(4, 513), value=1)
+    with pytest.raises(UserError, match=r"4x513 are beyond these networks.*\?size=64"):
+        load(f"folder:{tmp_path}")
+    assert load(f"folder:{tmp_path}?size=8").size == (8, 8)
+
+
+def test_a_file_instead_of_a_folder(tmp_path):
+    (tmp_path / "a.png").write_bytes(b"x")
+    with pytest.raises(UserError, match=r"a\.png is a file\. Give the folder"):
+        load(f"folder:{tmp_path / 'a.png'}")

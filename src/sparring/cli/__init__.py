@@ -66,6 +66,8 @@ def main(argv: list[str] | None = None) -> int:
         return _say(str(error), 1)
     except KeyboardInterrupt:
         return _say("interrupted.", 1)
+    except PermissionError as error:
+        return _say(f"{error.filename} cannot be read or written: permission denied.", 2)
     except BrokenPipeError:  # `sparring recipes | head`
         from sparring.cli.screen import let_go
 

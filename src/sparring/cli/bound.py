@@ -19,7 +19,7 @@ from sparring import runs, schedules
 from sparring.bound import SURROGATE, Bound, Estimate, Strongest, estimate
 from sparring.checkpoint import write_text
 from sparring.cli.arguments import parse
-from sparring.cli.evaluate import of_a_run, open_results, open_subject
+from sparring.cli.evaluate import of_a_run, open_results, open_subject, tell_classes
 from sparring.cli.screen import Screen
 from sparring.errors import UserError
 
@@ -88,6 +88,7 @@ def run(argv: list[str]) -> int:
     if 0 < n < _FEWEST:
         raise UserError(f"{n} test images: an interval needs at least {_FEWEST}.")
     asked = replace(asked, limit=None if asked.limit is not None and asked.limit >= len(images.test) else asked.limit)
+    tell_classes(images.test.y, n)
     eps = _radius(path) if asked.eps is None else asked.eps
     folder = open_results(path, out=asked.out, json=asked.json)
     with _bar() as bar:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
+from torch import Tensor
 
 from sparring import data, runs, schedules, weights
 from sparring.checkpoint import read_facts, write_text
@@ -95,6 +96,9 @@ def run(argv: list[str]) -> int:
         std=asked.std,
     )
     folder = open_results(path, out=asked.out, json=asked.json)
+    own = [PROTOCOLS[name].limit for name in asked.protocol]
+    own_limit = None if None in own else max(limit for limit in own if limit is not None)
+    tell_classes(images.test.y, asked.limit or own_limit or len(images.test))
     try:
         result = evaluate(
             loaded.model,
@@ -204,7 +208,33 @@ def open_subject(
             f"{error} ({path} was trained on {spec}; where that lies elsewhere now, say so with --data.)"
         ) from None
     _fit(loaded.facts["model"], images, path)
+    images = _for_testing(path, images, elsewhere=data_name is not None)
+    if spec.startswith(("folder:", "npz:")):
+        print(f"note: {images.note}.")
     return loaded, spec, images
+
+
+def _for_testing(path: Path, images: Dataset, *, elsewhere: bool) -> Dataset:
+    """The images; all of them, where they are others than the run was trained on and nobody named test images."""
+    trained_on = ""
+    with suppress(UserError):  # no run, or one whose configuration cannot be read
+        trained_on = runs.open_run(path).images
+    if not trained_on or trained_on == images.fingerprint:
+        return images
+    if not elsewhere:
+        print(
+            f"note: the images of {images.name} have changed since {path} was trained; what it was trained on may be "
+            "among the test images now."
+        )
+        return images
+    return data.whole(images) if images.carved else images
+
+
+def tell_classes(y: Tensor, n: int) -> None:
+    """The first images of a sorted set are of the first classes alone."""
+    some, every = (len(set(labels.tolist())) for labels in (y[:n], y))
+    if some < every:
+        print(f"note: the first {n} of {len(y)} test images hold {some} of {every} classes.")
 
 
 def _tell_unfinished(path: Path) -> None:
@@ -251,6 +281,13 @@ def _fit(model: dict[str, object], images: Dataset, path: Path) -> None:
                 f"{path} was made for {own} {what}, {images.name} has {given}. Give its own data set with --data."
             )
 
+    size = model.get("size")
+    if isinstance(size, list) and tuple(size) != images.size:
+        (height, width), other = size, "x".join(map(str, images.size))
+        raise UserError(
+            f"{path} was made for images of {height}x{width}, those of {images.name} are {other}. "
+            f"A folder's are scaled with folder:PATH?size={height}."
+        )
     own_names = model.get("classes")
     if isinstance(own_names, list) and own_names != list(images.classes):
         at = next(i for i, pair in enumerate(zip(own_names, images.classes, strict=True)) if pair[0] != pair[1])

@@ -67,7 +67,7 @@ def run(argv: list[str]) -> int:
     wanted = options.config
     folder = options.out or _folder(recipe, wanted)
     device = pick_device(options.device)
-    data = load(wanted.data)
+    data = _data(wanted, resume=options.resume)
     again = f"Continue with: {_again(folder, options)}"
     try:
         print(
@@ -77,7 +77,7 @@ def run(argv: list[str]) -> int:
         if options.resume and _finished(folder, wanted):
             print(f"it is finished already: {wanted.epochs} of {wanted.epochs} epochs.")
         else:
-            for note in _notes(wanted, data, device):
+            for note in (*_of_ones_own(data, wanted.data), *_notes(wanted, data, device)):
                 print(f"note: {note}")
         with stopping() as stop:
             train(
@@ -102,6 +102,20 @@ def run(argv: list[str]) -> int:
         raise RunFailed(f"stopped, because nobody reads the output any more. {again}") from None
     _summary(folder)
     return 0
+
+
+def _data(wanted: Config, *, resume: bool) -> Dataset:
+    try:
+        return load(wanted.data)
+    except UserError as error:
+        if not resume:
+            raise
+        raise UserError(f"{error} Where the images lie elsewhere now, say so with --data.") from None
+
+
+def _of_ones_own(data: Dataset, spec: str) -> list[str]:
+    """What was made of somebody's own images: how they were parted, scaled, what was left out."""
+    return [f"{data.note}."] if spec.startswith(("folder:", "npz:")) else []
 
 
 def _finished(folder: Path, wanted: Config) -> bool:
@@ -298,12 +312,12 @@ def _summary(folder: Path) -> None:
     if not records:
         raise UserError(f"{folder} has weights and no {runs.METRICS}: what was measured in training is lost.")
     best = max(records, key=lambda record: (record["pgd10"], record["natural"], -record["epoch"]))
+    run = runs.open_run(folder)
     for name, record in (("best", best), ("last", records[-1])):
         print(
-            f"{name}: epoch {record['epoch']}, validation natural {record['natural']:.1%}, "
-            f"PGD-10 {record['pgd10']:.1%}  ({folder / f'{name}.safetensors'})"
+            f"{name}: epoch {record['epoch']}, on {run.config.validation} validation images natural "
+            f"{record['natural']:.1%}, PGD-10 {record['pgd10']:.1%}  ({folder / f'{name}.safetensors'})"
         )
-    run = runs.open_run(folder)
     eps = max(run.config.attack.eps.values())
     radius = [] if abs(eps - 8 / 255) < 1e-3 else ["--eps", schedules.spell(eps)]  # the paper's protocols have 8/255
     words = ["sparring", "evaluate", str(folder), *_expected_by(run), *radius]

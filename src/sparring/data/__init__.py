@@ -5,7 +5,7 @@
 
 from sparring.data.augment import AUGMENTS
 from sparring.data.batching import batches, count_batches
-from sparring.data.dataset import Dataset, Split, hold_out
+from sparring.data.dataset import Dataset, Split, hold_out, whole
 from sparring.data.fetch import FETCHABLE, fetch
 from sparring.data.sources import SOURCES, Availability, describe, load
 
@@ -22,4 +22,5 @@ __all__ = [
     "fetch",
     "hold_out",
     "load",
+    "whole",
 ]

@@ -6,6 +6,7 @@ must not know where images come from, nor what is done with them.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -64,6 +65,7 @@ class Dataset:
     train: Split
     test: Split
     note: str
+    carved: bool = False  # nobody gave test images: some of the others were taken
 
     @property
     def channels(self) -> int:
@@ -79,6 +81,15 @@ class Dataset:
     def num_classes(self) -> int:
         """How many classes there are."""
         return len(self.classes)
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the training images, their labels and the classes: another where any of them is."""
+        sum_ = hashlib.blake2b("\0".join(self.classes).encode("utf-8", "replace"), digest_size=16)
+        sum_.update(repr(tuple(self.train.x.shape)).encode())
+        for part in (self.train.x, self.train.y):
+            sum_.update(part.cpu().contiguous().numpy().data)
+        return sum_.hexdigest()
 
 
 def hold_out(split: Split, count: int, *, seed: int) -> tuple[Split, Split]:
@@ -134,6 +145,22 @@ def evenly(y: NDArray[np.int64], fraction: float) -> NDArray[np.bool_]:
             k = min(max(1, round(n * fraction)), n - 1)
             marked[members[(2 * np.arange(k) + 1) * n // (2 * k)]] = True
     return marked
+
+
+def interleaved(y: NDArray[np.int64]) -> NDArray[np.int64]:
+    """An order in which every beginning holds the classes in their proportions: the first images stand for all."""
+    place = np.empty(len(y))
+    for label in np.unique(y):
+        members = np.flatnonzero(y == label)
+        place[members] = (np.arange(len(members)) + 0.5) / len(members)
+    return np.lexsort((y, place)).astype(np.int64)
+
+
+def whole(data: Dataset) -> Dataset:
+    """All images as test data, for a model that was not trained on them."""
+    x, y = torch.cat([data.train.x, data.test.x]), torch.cat([data.train.y, data.test.y])
+    order = torch.from_numpy(interleaved(y.numpy()))
+    return replace(data, test=Split(x[order], y[order]), note=f"all images of {data.name}", carved=False)
 
 
 def tensor_split(x: NDArray[np.uint8], y: NDArray[np.int64]) -> Split:

@@ -19,15 +19,17 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from rich.console import Console
 from rich.progress import track
 
-from sparring.data.dataset import Dataset, evenly, tensor_split
+from sparring.data.dataset import Dataset, evenly, interleaved, tensor_split
 from sparring.errors import UserError
 
-_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"})
+_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".jfif", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"})
 _MODES = frozenset({"1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV"})  # 8 bits a channel
 _ORIENTATION = 0x0112  # EXIF tag
 _TURNED = (5, 6, 7, 8)  # those that swap height and width; there are others in files, which mean nothing
 _BAR_FROM = 2_000  # files
 _MOST_BYTES = 8 * 2**30  # of pixels in memory
+_LARGEST = 512  # pixels a side: the networks are made for 32, and a batch of larger ones fills any memory
+_NOT_MEANT = ("Thumbs.db", "desktop.ini")  # what systems leave in folders of images
 _TEST_FRACTION = 0.2
 
 
@@ -41,10 +43,13 @@ class _Header:
 class _Listing:
     files: tuple[Path, ...]
     y: NDArray[np.int64]
+    unused: Counter[str]  # by kind: what lies beside the images
 
 
 def load_folder(path: Path, *, size: int | None = None) -> Dataset:
     """The images as a Dataset; with `size`, each is scaled and centre-cropped to size x size."""
+    if path.is_file():
+        raise UserError(f"{path} is a file. Give the folder that holds a folder of images for each class.")
     if not path.is_dir():
         raise UserError(f"no such folder: {path}. Give one that holds a folder of images for each class.")
     train_dir, test_dir = path / "train", path / "test"
@@ -71,9 +76,11 @@ def load_folder(path: Path, *, size: int | None = None) -> Dataset:
         test = evenly(listing.y, _TEST_FRACTION)
         if not test.any():
             raise UserError(f"{top} has one image for each class, so none can be test data. Add more.")
-        listing, test_listing = _where(listing, ~test), _where(listing, test)
+        listing, test_listing = _where(listing, np.flatnonzero(~test)), _where(listing, np.flatnonzero(test))
         note += "; no test folder: a fifth of every class is test data"
+    test_listing = _where(test_listing, interleaved(test_listing.y))
     others = [folder.name for folder in _subfolders(path) if parted and folder not in (train_dir, test_dir)]
+    others += [f"{count} x {kind}" for kind, count in (listing.unused | test_listing.unused).items()]
     if others:
         note += f"; not used: {', '.join(others)}"
 
@@ -89,6 +96,7 @@ def load_folder(path: Path, *, size: int | None = None) -> Dataset:
         train=tensor_split(_read_pixels(listing.files, shape, grey), listing.y),
         test=tensor_split(_read_pixels(test_listing.files, shape, grey), test_listing.y),
         note=note,
+        carved=not (parted and test_dir.is_dir()),
     )
 
 
@@ -108,25 +116,36 @@ def _list(top: Path, classes: tuple[str, ...], present: tuple[str, ...] | None =
     """The image files of the classes, by class and name."""
     files: list[Path] = []
     y: list[int] = []
+    unused: Counter[str] = Counter()
     for label, name in enumerate(classes):
         if present is not None and name not in present:
             continue
-        named = [child for child in _children(top / name) if child.suffix.lower() in _SUFFIXES]
+        children = [child for child in _children(top / name) if child.name not in _NOT_MEANT]
+        unused += Counter(_kind(child) for child in children if child.is_dir() or child.suffix.lower() not in _SUFFIXES)
+        named = [child for child in children if child.suffix.lower() in _SUFFIXES]
         inside = [
             child for child in named if child.is_file() or child.is_symlink()
         ]  # a broken link is told as a bad file
         if not inside:
+            deeper = next((child for child in children if child.is_dir()), None)
             raise UserError(
                 f"the class folder {top / name} has no images directly in it ({', '.join(sorted(_SUFFIXES))}). "
-                "Add some, or remove the folder."
+                + ("Add some, or remove the folder." if deeper is None else f"Are they in {deeper}? Move them up.")
             )
         files += inside
         y += [label] * len(inside)
-    return _Listing(tuple(files), np.asarray(y, dtype=np.int64))
+    return _Listing(tuple(files), np.asarray(y, dtype=np.int64), unused)
 
 
-def _where(listing: _Listing, mask: NDArray[np.bool_]) -> _Listing:
-    return _Listing(tuple(listing.files[i] for i in np.flatnonzero(mask)), listing.y[mask])
+def _kind(child: Path) -> str:
+    """What a thing that is no image is called."""
+    if child.is_dir():
+        return "folder within a class"
+    return child.suffix.lower() or "file without a suffix"
+
+
+def _where(listing: _Listing, places: NDArray[np.int64]) -> _Listing:
+    return _Listing(tuple(listing.files[i] for i in places), listing.y[places], listing.unused)
 
 
 @contextmanager
@@ -168,6 +187,8 @@ def _header(path: Path) -> _Header | str:
 def _reason(error: Exception) -> str:
     if isinstance(error, UnidentifiedImageError):
         return "not an image"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
     if isinstance(error, Image.DecompressionBombError | Image.DecompressionBombWarning):
         return "too many pixels: it may be a decompression bomb"
     return str(error) or type(error).__name__
@@ -191,6 +212,11 @@ def _one_size(path: Path, headers: list[_Header]) -> tuple[int, int]:
 
 
 def _check_memory(path: Path, count: int, shape: tuple[int, int], channels: int) -> None:
+    if max(shape) > _LARGEST:
+        raise UserError(
+            f"images of {shape[0]}x{shape[1]} are beyond these networks, which are made for 32x32. "
+            f"To make them smaller, write 'folder:{path}?size=64'."
+        )
     need = count * shape[0] * shape[1] * channels
     if need > _MOST_BYTES:
         raise UserError(
@@ -205,7 +231,7 @@ def _read_pixels(files: tuple[Path, ...], shape: tuple[int, int], grey: bool) ->
     for i, path in enumerate(_with_bar(files, "reading images")):
         try:
             with _opened(path) as image:
-                upright = ImageOps.exif_transpose(image).convert("L" if grey else "RGB")  # alpha is dropped
+                upright = _on_white(ImageOps.exif_transpose(image)).convert("L" if grey else "RGB")
                 if upright.size != (shape[1], shape[0]):
                     upright = ImageOps.fit(upright, (shape[1], shape[0]), method=Image.Resampling.BILINEAR)
                 x[i] = np.asarray(upright).reshape(x.shape[1:])
@@ -214,6 +240,14 @@ def _read_pixels(files: tuple[Path, ...], shape: tuple[int, int], grey: bool) ->
     if bad:
         raise _bad_files(bad)
     return x
+
+
+def _on_white(image: Image.Image) -> Image.Image:
+    """What is transparent shows white, as on paper; its colour in the file is anything."""
+    if not image.has_transparency_data:
+        return image
+    coloured = image.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", coloured.size, "white"), coloured)
 
 
 def _with_bar(files: tuple[Path, ...], what: str) -> Iterator[Path]:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sparring.data.dataset import Dataset, evenly, tensor_split
+from sparring.data.dataset import Dataset, evenly, interleaved, tensor_split
 from sparring.errors import UserError
 
 _CHANNELS = (1, 3, 4)
@@ -75,6 +75,8 @@ def load_npz(path: Path) -> Dataset:
         if not test.any():
             raise UserError("x_train has one image for each class, so none can be test data. Add images, or x_test.")
         x, y, x_test, y_test = x[~test], y[~test], x[test], y[test]
+        order = interleaved(y_test)
+        x_test, y_test = x_test[order], y_test[order]
         note += "; no x_test in it: a fifth of every class of x_train is test data"
     return Dataset(
         name=path.stem,
@@ -82,6 +84,7 @@ def load_npz(path: Path) -> Dataset:
         train=tensor_split(x, y),
         test=tensor_split(x_test, y_test),
         note=note,
+        carved="x_test" not in arrays,
     )
 
 
