@@ -197,3 +197,13 @@ def test_files_of_one_name_do_not_write_over_each_other(sparring, run, tmp_path)
 @pytest.mark.parametrize("command_", ["evaluate", "bound"])
 def test_a_seed_that_torch_does_not_take(sparring, run, command_):
     sparring(command_, run, "--limit", 20, "--seed", 2**63).mends("a seed lies between 0 and 2^63 - 1, got 922337203")
+
+
+@pytest.mark.parametrize(
+    ("y", "said"), [([0] * 9 + [1], "90.0%"), ([0, 0, 1, 2], "50.0%"), ([0, 0, 1], ""), ([0, 0], "")]
+)
+def test_a_class_that_outweighs_the_others_is_worth_a_line(capsys, y, said):
+    command.tell_classes(torch.tensor(y), len(y))
+    assert capsys.readouterr().out == (
+        f"note: {said} of these images are of one class: who always says it has that accuracy.\n" if said else ""
+    )

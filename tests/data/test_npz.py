@@ -117,3 +117,17 @@ def test_a_pickle_inside_is_never_run(tmp_path):
     with pytest.raises(UserError, match="never loaded"):
         load(spec)
     assert not (tmp_path / "ran").exists()
+
+
+def test_a_forgotten_factor_of_255_is_refused(tmp_path):
+    y = np.arange(20) % 2
+    np.savez(tmp_path / "a.npz", x_train=(np.arange(20 * 16) % 2).reshape(20, 4, 4).astype(np.uint8), y_train=y)
+    with pytest.raises(UserError, match=r"no value above 1, of 255\. Save x_train \* 255"):
+        load(f"npz:{tmp_path / 'a.npz'}")
+
+
+def test_words_for_labels(tmp_path):
+    x = np.full((4, 4, 4), 7, np.uint8)
+    np.savez(tmp_path / "a.npz", x_train=x, y_train=np.array(["cat", "dog", "cat", "dog"]))
+    with pytest.raises(UserError, match=r"holds words.*np\.unique\(y_train, return_inverse=True\)"):
+        load(f"npz:{tmp_path / 'a.npz'}")

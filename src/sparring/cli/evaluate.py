@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from json import loads
@@ -231,10 +232,14 @@ def _for_testing(path: Path, images: Dataset, *, elsewhere: bool) -> Dataset:
 
 
 def tell_classes(y: Tensor, n: int) -> None:
-    """The first images of a sorted set are of the first classes alone."""
-    some, every = (len(set(labels.tolist())) for labels in (y[:n], y))
-    if some < every:
-        print(f"note: the first {n} of {len(y)} test images hold {some} of {every} classes.")
+    """The first images of a sorted set are of the first classes alone; and a class may outweigh all others."""
+    first = Counter(y[:n].tolist())
+    every = len(set(y.tolist()))
+    if len(first) < every:
+        print(f"note: the first {n} of {len(y)} test images hold {len(first)} of {every} classes.")
+    most = max(first.values(), default=0) / max(1, sum(first.values()))
+    if len(first) > 1 and most >= max(0.5, 1.5 / len(first)):
+        print(f"note: {most:.1%} of these images are of one class: who always says it has that accuracy.")
 
 
 def _tell_unfinished(path: Path) -> None:

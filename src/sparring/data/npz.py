@@ -112,6 +112,8 @@ def images(x: NDArray[Any], key: str) -> NDArray[np.uint8]:
     if 0 in x.shape:
         raise UserError(f"{key} is empty (shape {x.shape}). Put at least one image in it.")
     if x.dtype == np.uint8:
+        if x.max() == 1:
+            raise UserError(f"{key} is uint8 with no value above 1, of 255. Save {key} * 255 if 1 is to be white.")
         return x
     if np.issubdtype(x.dtype, np.floating):
         return _levels(x, key)
@@ -142,6 +144,8 @@ def labels(y: NDArray[Any], key: str) -> NDArray[np.int64]:
         y = y[:, 0]
     if y.ndim != 1:
         raise UserError(f"{key} has the shape {y.shape}; give one class number per image, shape (n,).")
+    if y.dtype.kind in "US":
+        raise UserError(f"{key} holds words; labels must be integers. Save np.unique({key}, return_inverse=True)[1].")
     if not np.issubdtype(y.dtype, np.integer):
         raise UserError(f"{key} is {y.dtype}; labels must be integers from 0. Save {key}.astype(np.int64).")
     y = y.astype(np.int64)
