@@ -277,6 +277,8 @@ def test_resuming_with_another_configuration_is_refused(tmp_path, small):
     train.train(replace(small, epochs=1), tmp_path / "run", tensorboard=False)
     with pytest.raises(UserError, match=r"another configuration \(epochs 1 -> 3; seed 0 -> 2\)"):
         train.train(replace(small, seed=2), tmp_path / "run", resume=True)
+    with pytest.raises(UserError, match="A longer run is another one, for schedules follow its length: --out"):
+        train.train(small, tmp_path / "run", resume=True)
 
 
 CHILD = """

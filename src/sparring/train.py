@@ -281,12 +281,17 @@ def _open(folder: Path, config: Config, recipe: str, images: str, *, resume: boo
         run, changed = replace(run, config=config), []  # the same images, at another place
         runs.write_config(run)
     if changed:
+        longer = "A longer run is another one, for schedules follow its length: --out. " if _longer(changed) else ""
         raise UserError(
-            f"{folder} was begun with another configuration ({'; '.join(changed)}). "
+            f"{folder} was begun with another configuration ({'; '.join(changed)}). {longer}"
             f"Resume it as it was: {shlex.join(['sparring', 'train', '--out', str(folder), '--resume'])}."
         )
     runs.sweep(folder)
     return run
+
+
+def _longer(changed: Sequence[str]) -> bool:
+    return any(words.startswith("epochs ") for words in changed)
 
 
 def begin(config: Config, facts: dict[str, Any], device: torch.device) -> State:
