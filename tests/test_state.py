@@ -127,3 +127,20 @@ def test_the_last_checkpoint_is_tried_again_at_the_end(tmp_path, small, monkeypa
         keeper.save()
     assert tries == [runs.LAST, runs.LAST] and checkpoint.load(tmp_path / "run" / runs.LAST).facts["step"] == 7
     assert keeper.handed == []  # nothing is held for longer than it takes to write
+
+
+def test_what_is_tried_again_is_what_was_handed_over_last(tmp_path, small, monkeypatch):
+    state, facts = begun(small)
+    really, tries = runs.Run.save, []
+
+    def full_twice(self, *file):
+        tries.append(file[2]["step"])
+        if len(tries) in (1, 3):
+            raise UserError("the disk is full.")
+        really(self, *file)
+
+    monkeypatch.setattr(runs.Run, "save", full_twice)
+    with Keeper(runs.create(tmp_path / "run", small, ""), state, facts, None) as keeper:
+        for state.step in (1, 2, 3):
+            keeper.save()
+    assert tries == [1, 2, 3, 3] and checkpoint.load(tmp_path / "run" / runs.LAST).facts["step"] == 3

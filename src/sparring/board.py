@@ -34,4 +34,4 @@ class Board:
             work()
         except OSError as error:
             self.writer = None
-            print(f"note: no more events for TensorBoard in {self.folder}: {error.strerror}.", file=sys.stderr)
+            print(f"note: no more events for TensorBoard in {self.folder}: {error.strerror or error}.", file=sys.stderr)

@@ -9,6 +9,7 @@ import signal
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -207,3 +208,13 @@ def test_a_class_that_outweighs_the_others_is_worth_a_line(capsys, y, said):
     assert capsys.readouterr().out == (
         f"note: {said} of these images are of one class: who always says it has that accuracy.\n" if said else ""
     )
+
+
+def test_images_of_another_size_are_refused_where_the_model_knows_its_own(sparring, run, tmp_path):
+    x, y = np.arange(40 * 144).reshape(40, 12, 12) % 251, np.arange(40) % 10
+    images = {
+        f"{kind}_{part}": array for part in ("train", "test") for kind, array in (("x", x.astype(np.uint8)), ("y", y))
+    }
+    np.savez(tmp_path / "large.npz", **images)
+    refused = sparring("evaluate", run, *FAST, "--data", "npz:large.npz")
+    refused.mends("was made for images of 8x8, those of large are 12x12.")

@@ -424,6 +424,8 @@ def test_images_that_have_moved_are_found_again(sparring, own):
     other.mends("begun with another configuration (data folder:mine -> folder:others)")
     assert sparring("train", "--out", "run", "--resume", "--data", "folder:theirs").code == 0
     assert runs.open_run(Path("run")).config.data == "folder:theirs"
+    (own / "theirs").rename(own / "ours")  # of a run that has come to its end
+    assert sparring("train", "--out", "run", "--resume", "--data", "folder:ours").code == 0
     assert sparring("evaluate", "run", "--protocol", "quick", "--no-doubts").code == 0
 
 
@@ -435,8 +437,12 @@ def test_what_is_measured_on_ones_own_images(sparring, own):
     parts = len(load("folder:mine").test), len(load("folder:mine").train)
     assert f"on {parts[0]} of {parts[0]} test images" in own_test.out
     write_images(own / "others", 60)
-    every = sparring("evaluate", "run", *fast, "--data", "folder:others")  # nobody has trained on any of them
-    assert "on 60 of 60 test images" in every.out and "note: all images of others." in every.out
+    every = sparring("evaluate", "run", *fast, "--data", "folder:others")  # its images are among the run's own
+    trained = {image.numpy().tobytes() for image in load("folder:mine").train.x}
+    others = load("folder:others")
+    left = sum(image.numpy().tobytes() not in trained for part in (others.train, others.test) for image in part.x)
+    assert 0 < left < 60 and f"on {left} of {left} test images" in every.out
+    assert f"note: all images of others but {60 - left} that were trained on." in every.out
     again = sparring("evaluate", "run", *fast, "--data", f"folder:{own / 'mine'}")  # the same, by another name
     assert f"on {parts[0]} of {parts[0]} test images" in again.out
     shutil.copy(next((own / "mine" / "digit 3").iterdir()), own / "mine" / "digit 4" / "0.png")
@@ -444,6 +450,13 @@ def test_what_is_measured_on_ones_own_images(sparring, own):
         "have changed since run was trained; what it was trained on may be among"
         in sparring("evaluate", "run", *fast).out
     )
+    changed = sparring(
+        "evaluate", "run", *fast, "--data", "folder:mine"
+    )  # which are trained on cannot be told any more
+    assert "all images" not in changed.out and f"of {len(load('folder:mine').test)} test images" in changed.out
+    parted = write_images(own / "parted" / "train", 60).parent
+    write_images(parted / "test", 50)
+    assert "on 50 of 50 test images" in sparring("evaluate", "run", *fast, "--data", "folder:parted").out
     model = library.load_model("run")
     assert model.classes == tuple(f"digit {i}" for i in range(10))
 
@@ -465,3 +478,11 @@ def test_a_folder_that_may_not_be_read_is_one_line(sparring, monkeypatch):
 
     monkeypatch.setattr(command, "_options", forbidden)
     sparring("train", "fat-digits").mends("run/config.json cannot be read or written: permission denied.")
+
+
+def test_a_run_of_an_early_version_knows_nothing_of_its_images(sparring, own):
+    written = json.loads(Path("run/config.json").read_text())
+    del written["images"]
+    Path("run/config.json").write_text(json.dumps(written))
+    assert sparring("train", "--out", "run", "--resume").code == 0
+    assert sparring("evaluate", "run", "--protocol", "quick", "--no-doubts").code == 0

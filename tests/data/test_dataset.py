@@ -113,6 +113,10 @@ def test_a_fingerprint_is_of_the_training_images_their_labels_and_the_classes():
 
 def test_all_images_for_a_model_that_has_seen_none():
     data = Dataset("d", ("a", "b"), split_of([3, 4]), split_of([1, 1]), "n", carved=True)
-    every = whole(data)
+    every = whole(data, without=Split(255 - split_of([1, 1]).x, split_of([1, 1]).y))
     assert len(every.test) == 9 and not every.carved and every.note == "all images of d"
-    assert sorted(every.test.y.tolist()) == [0] * 4 + [1] * 5 and len(set(every.test.y[:2].tolist())) == 2
+    assert every.test.y.tolist() == [1, 0, 1, 0, 1, 0, 1, 0, 1]
+    fewer = whole(data, without=split_of([1, 0]))  # its one image is all zeros, as two others
+    assert len(fewer.test) == 7 and fewer.note == "all images of d but 2 that were trained on"
+    assert whole(data, without=data.train) is data  # none is left
+    assert len(whole(data, without=Split(torch.zeros(1, 3, 2, 3, dtype=torch.uint8), torch.tensor([0]))).test) == 9

@@ -1,3 +1,5 @@
+import shutil
+
 import numpy as np
 import pytest
 import torch
@@ -74,9 +76,10 @@ def test_grey_only_if_all_are(tmp_path):
     assert data.channels == 3 and torch.equal(data.train.x[0, 2], torch.from_numpy(pixels["cat", 0]))
 
 
-def test_photos_are_turned_upright(tmp_path):
+@pytest.mark.parametrize("orientation", [5, 6, 7, 8])
+def test_photos_are_turned_upright(tmp_path, orientation):
     exif = Image.Exif()
-    exif[0x0112] = 6  # to be turned by a quarter
+    exif[0x0112] = orientation  # to be turned by a quarter, and perhaps mirrored
     fill(tmp_path, size=(6, 4), exif=exif)
     assert load(f"folder:{tmp_path}").size == (4, 6)
 
@@ -206,6 +209,13 @@ def test_what_is_left_out_is_told(tmp_path):
     image(tmp_path / "dog" / "more" / "9.png")
     note = load(f"folder:{tmp_path}").note
     assert note.endswith("; not used: 2 x .heic, 1 x file without a suffix, 1 x folder within a class")
+    for part, count in (("train", 3), ("test", 2)):
+        fill(tmp_path / "parts" / part, count=count)
+        (tmp_path / "parts" / part / "dog" / "a.txt").write_text("x")
+    assert load(f"folder:{tmp_path / 'parts'}").note.endswith("; not used: 2 x .txt")
+    shutil.rmtree(tmp_path / "parts" / "test")
+    assert load(f"folder:{tmp_path / 'parts'}").carved
+    shutil.rmtree(tmp_path / "parts")
     image(tmp_path / "fox" / "deeper" / "1.png")
     with pytest.raises(UserError, match=r"fox has no images directly in it .*Are they in .*deeper\? Move them up"):
         load(f"folder:{tmp_path}")

@@ -131,3 +131,13 @@ def test_words_for_labels(tmp_path):
     np.savez(tmp_path / "a.npz", x_train=x, y_train=np.array(["cat", "dog", "cat", "dog"]))
     with pytest.raises(UserError, match=r"holds words.*np\.unique\(y_train, return_inverse=True\)"):
         load(f"npz:{tmp_path / 'a.npz'}")
+
+
+def test_test_images_that_were_taken_stand_for_all_classes(tmp_path):
+    x, y = np.arange(40 * 16, dtype=np.int64).reshape(40, 4, 4) % 251, np.repeat(np.arange(4), 10)
+    np.savez(tmp_path / "a.npz", x_train=x.astype(np.uint8), y_train=y)
+    data = load(f"npz:{tmp_path / 'a.npz'}")
+    assert data.carved and data.test.y.tolist() == [0, 1, 2, 3] * 2
+    np.savez(tmp_path / "b.npz", x_train=x.astype(np.uint8), y_train=y, x_test=x.astype(np.uint8), y_test=y)
+    data = load(f"npz:{tmp_path / 'b.npz'}")
+    assert not data.carved and data.test.y.tolist() == y.tolist()  # an order that was given is kept

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sparring import recipes, train
-from sparring.engine.sgd import Sgd
+from sparring.engine.sgd import Sgd, like
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
@@ -36,3 +36,10 @@ def test_the_engines_agree_where_the_last_batch_of_grey_images_is_smaller(tmp_pa
     )
     for key in plain:
         torch.testing.assert_close(fast[key], plain[key], rtol=2e-3, atol=2e-4, msg=lambda m, key=key: f"{key}: {m}")
+
+
+def test_a_gradient_is_brought_to_the_precision_of_its_weight():
+    weight = torch.zeros(2, 3)
+    gradient = torch.ones(2, 3)
+    assert like(gradient, weight, torch.float32) is gradient
+    assert like(gradient, weight, torch.bfloat16).dtype == torch.bfloat16

@@ -58,7 +58,7 @@ def test_a_file_and_several_protocols(folder):
         (["--data", "nowhere"], "unknown data source"),
         (["--data", "npz:colour.npz"], "was made for 1 colour channels, "),
         (["--data", "npz:few.npz"], "was made for 10 classes, "),
-        (["--data", "npz:large.npz"], "was made for images of 8x8, those of large are 12x12."),
+        (["--data", "npz:large.npz"], "does not accept images of shape (1, 12, 12)"),
         (["--device", "cuda:99"], "cuda:99"),
         (["--precision", "fp8"], "precision"),
     ],

@@ -67,6 +67,8 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _say("interrupted.", 1)
     except PermissionError as error:
+        if error.filename is None:
+            raise
         return _say(f"{error.filename} cannot be read or written: permission denied.", 2)
     except BrokenPipeError:  # `sparring recipes | head`
         from sparring.cli.screen import let_go

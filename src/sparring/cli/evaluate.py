@@ -197,7 +197,7 @@ def open_subject(
         print(f"note: {note}")
     if mean and "recipe" in loaded.facts:
         raise UserError(f"{path} is Sparring's own and knows how it normalises. Leave out --mean and --std.")
-    spec = data_name or loaded.facts.get("data")
+    spec = data_name or _where_now(path) or loaded.facts.get("data")
     if not isinstance(spec, str):
         raise UserError(f"{path} does not say which data it was trained on. Give it: --data cifar10.")
     try:
@@ -208,7 +208,7 @@ def open_subject(
         raise UserError(
             f"{error} ({path} was trained on {spec}; where that lies elsewhere now, say so with --data.)"
         ) from None
-    _fit(loaded.facts["model"], images, path)
+    _fit(loaded.facts["model"], images, path, sized="recipe" in loaded.facts)
     images = _for_testing(path, images, elsewhere=data_name is not None)
     if spec.startswith(("folder:", "npz:")):
         print(f"note: {images.note}.")
@@ -216,11 +216,12 @@ def open_subject(
 
 
 def _for_testing(path: Path, images: Dataset, *, elsewhere: bool) -> Dataset:
-    """The images; all of them, where they are others than the run was trained on and nobody named test images."""
-    trained_on = ""
-    with suppress(UserError):  # no run, or one whose configuration cannot be read
-        trained_on = runs.open_run(path).images
-    if not trained_on or trained_on == images.fingerprint:
+    """The images; all of them, where nobody named test images and it is sure which were trained on."""
+    try:
+        run = runs.open_run(path)
+    except UserError:  # no run, or one whose configuration cannot be read
+        return images
+    if not run.images or run.images == images.fingerprint:
         return images
     if not elsewhere:
         print(
@@ -228,7 +229,21 @@ def _for_testing(path: Path, images: Dataset, *, elsewhere: bool) -> Dataset:
             "among the test images now."
         )
         return images
-    return data.whole(images) if images.carved else images
+    if not images.carved:
+        return images
+    try:
+        own = data.load(run.config.data)
+    except UserError:
+        return images  # whether some were trained on cannot be told
+    return data.whole(images, without=own.train) if own.fingerprint == run.images else images
+
+
+def _where_now(path: Path) -> str | None:
+    """The data of a run folder: its configuration knows where they were moved to, its checkpoints may not."""
+    try:
+        return runs.open_run(path).config.data
+    except UserError:
+        return None
 
 
 def tell_classes(y: Tensor, n: int) -> None:
@@ -268,15 +283,15 @@ def open_results(path: Path, *, out: Path | None, json: Path | None) -> Path:
 def _refuse_others(folder: Path, path: Path) -> None:
     """Files of one name in two folders would write into one: `evaluation/NAME` belongs to the first of them."""
     for result in sorted(folder.glob("*.json")):
-        other = str(path)
+        other = path
         with suppress(OSError, ValueError, KeyError, TypeError):
-            other = loads(result.read_text(encoding="utf-8"))["about"]["model"]
-        if Path(other).resolve() != path.resolve():
+            other = Path(loads(result.read_text(encoding="utf-8"))["about"]["model"])
+        if other.exists() and other.resolve() != path.resolve():
             raise UserError(f"{folder} holds results of {other}. Choose another folder for those of {path}: --out.")
 
 
-def _fit(model: dict[str, object], images: Dataset, path: Path) -> None:
-    """Refuse images that the model was not made for."""
+def _fit(model: dict[str, object], images: Dataset, path: Path, *, sized: bool) -> None:
+    """Refuse images that the model was not made for; of another size only where the file says its own (`sized`)."""
     for what, own, given in (
         ("classes", model.get("num_classes"), images.num_classes),
         ("colour channels", model.get("channels"), images.channels),
@@ -287,7 +302,7 @@ def _fit(model: dict[str, object], images: Dataset, path: Path) -> None:
             )
 
     size = model.get("size")
-    if isinstance(size, list) and tuple(size) != images.size:
+    if sized and isinstance(size, list) and tuple(size) != images.size:
         (height, width), other = size, "x".join(map(str, images.size))
         raise UserError(
             f"{path} was made for images of {height}x{width}, those of {images.name} are {other}. "

@@ -156,11 +156,19 @@ def interleaved(y: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.lexsort((y, place)).astype(np.int64)
 
 
-def whole(data: Dataset) -> Dataset:
-    """All images as test data, for a model that was not trained on them."""
+def whole(data: Dataset, *, without: Split) -> Dataset:
+    """All images as test data, but for those on which a model was trained."""
     x, y = torch.cat([data.train.x, data.test.x]), torch.cat([data.train.y, data.test.y])
+    known = (
+        {image.numpy().tobytes() for image in without.x.contiguous()} if without.x.shape[1:] == x.shape[1:] else set()
+    )
+    new = torch.tensor([image.numpy().tobytes() not in known for image in x.contiguous()])
+    if not new.any():
+        return data
+    note = f"all images of {data.name}" + ("" if new.all() else f" but {int((~new).sum())} that were trained on")
+    x, y = x[new], y[new]
     order = torch.from_numpy(interleaved(y.numpy()))
-    return replace(data, test=Split(x[order], y[order]), note=f"all images of {data.name}", carved=False)
+    return replace(data, test=Split(x[order], y[order]), note=note, carved=False)
 
 
 def tensor_split(x: NDArray[np.uint8], y: NDArray[np.int64]) -> Split:

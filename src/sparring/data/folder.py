@@ -72,15 +72,17 @@ def load_folder(path: Path, *, size: int | None = None) -> Dataset:
         if not present:
             raise UserError(f"{test_dir} holds no class folders. Fill it like {train_dir}, or remove it.")
         test_listing = _list(test_dir, classes, present)
+        unused = listing.unused + test_listing.unused
     else:
         test = evenly(listing.y, _TEST_FRACTION)
         if not test.any():
             raise UserError(f"{top} has one image for each class, so none can be test data. Add more.")
         listing, test_listing = _where(listing, np.flatnonzero(~test)), _where(listing, np.flatnonzero(test))
         note += "; no test folder: a fifth of every class is test data"
+        unused = listing.unused
     test_listing = _where(test_listing, interleaved(test_listing.y))
     others = [folder.name for folder in _subfolders(path) if parted and folder not in (train_dir, test_dir)]
-    others += [f"{count} x {kind}" for kind, count in (listing.unused | test_listing.unused).items()]
+    others += [f"{count} x {kind}" for kind, count in unused.items()]
     if others:
         note += f"; not used: {', '.join(others)}"
 

@@ -79,9 +79,9 @@ def _load_folder(rest: str) -> Dataset:
     key, _, value = query.partition("=")
     if key != "size":
         raise UserError(f"folder: knows no option {key!r}, only size. Write 'folder:{path}?size=32'.")
-    if not (value.isascii() and value.isdigit() and 1 <= int(value) <= 4096):
+    if not (value.isascii() and value.isdigit() and 1 <= int(value) <= 512):
         right = f"'folder:{path}?size=32'"
-        raise UserError(f"size must be a number of pixels from 1 to 4096, got {value!r}. Write {right}.")
+        raise UserError(f"size must be a number of pixels from 1 to 512, got {value!r}. Write {right}.")
     return load_folder(Path(path).expanduser(), size=int(value))
 
 

@@ -22,13 +22,13 @@ def by_tau(name: str, line: Line, knee: float) -> str:
     if knee not in line or not first < knee < last or not all({"natural", *_ATTACKS} <= set(p) for p in line.values()):
         return ""
     steps = pairwise(line[tau]["natural"].middle for tau in sorted(line))
-    falls = all(after < before for before, after in steps) and _surely(line[first], line[last], "natural") < 0
+    throughout = all(after < before for before, after in steps)
+    falls = throughout and _surely(line[first], line[last], "natural") < 0
     rises = all(_surely(line[first], line[knee], attack) > 0 for attack in _ATTACKS)
     stays = all(_surely(line[knee], line[last], attack) == 0 for attack in _ATTACKS)
     verdict = "confirmed" if falls and rises and stays else "confirmed in part" if falls or rises else "not confirmed"
-    natural = (
-        f"natural {_change(line[first], line[last], 'natural')} in all, {'' if falls else 'not '}falling throughout"
-    )
+    course = "falling throughout" if throughout else "not falling throughout"
+    natural = f"natural {_change(line[first], line[last], 'natural')} in all, {course}"
     robust = [
         f"{spelled} {_change(line[first], line[knee], attack)} up to tau {knee:g} and "
         f"{_change(line[knee], line[last], attack)} from there to {last:g}"
