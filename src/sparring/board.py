@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,22 +17,26 @@ class Board:
 
         self.folder = folder
         self.writer: SummaryWriter | None = None
-        self._try(lambda: setattr(self, "writer", SummaryWriter(str(folder), purge_step=epoch)))
+        with self._trying():
+            self.writer = SummaryWriter(str(folder), purge_step=epoch)
 
     def add(self, record: Mapping[str, Any]) -> None:
         """The numbers of an epoch."""
-        for name, value in record.items():
-            if value is not None and self.writer is not None:
-                self._try(lambda name=name, value=value: self.writer.add_scalar(name, value, record["epoch"]))  # type: ignore[misc]
+        with self._trying():
+            for name, value in record.items():
+                if value is not None and self.writer is not None:
+                    self.writer.add_scalar(name, value, record["epoch"])
 
     def close(self) -> None:
         """Write what is left."""
-        if self.writer is not None:
-            self._try(self.writer.close)
+        with self._trying():
+            if self.writer is not None:
+                self.writer.close()
 
-    def _try(self, work: Callable[[], object]) -> None:
+    @contextmanager
+    def _trying(self) -> Iterator[None]:
         try:
-            work()
+            yield
         except OSError as error:
             self.writer = None
             print(f"note: no more events for TensorBoard in {self.folder}: {error.strerror or error}.", file=sys.stderr)

@@ -9,11 +9,9 @@ import re
 import shlex
 import shutil
 import signal
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -390,99 +388,9 @@ def test_a_seed_that_is_too_large(sparring):
     sparring("train", *QUICK, "--seed", 2**63).mends("a seed lies between 0 and 2^63 - 1")
 
 
-@pytest.fixture
-def own(sparring, tmp_path):
-    """A run on somebody's own images, stopped after its first epoch."""
-    write_images(tmp_path / "mine", 100)
-    words = ["fat-digits", "--data", "folder:mine", "--epochs", 2, "--validation", 20, "--attack.steps", 2]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(command, "stopping", lambda: nullcontext(lambda: len(runs.read_metrics(Path("run"))) == 1))
-        said = sparring("train", *words, "--out", "run")
-    assert said.code == 1 and "note: images from mine; no test folder: a fifth of every class is test data." in said.out
-    return tmp_path
-
-
-def test_images_that_have_changed_are_no_ground_to_go_on(sparring, own):
-    shutil.copytree(own / "mine", own / "kept")
-    (next((own / "mine" / "digit 3").iterdir())).unlink()
-    refused = sparring("train", "--out", "run", "--resume")
-    refused.mends("the training images of folder:mine are not those that run was begun with")
-    shutil.rmtree(own / "mine")
-    shutil.copytree(own / "kept", own / "mine")
-    (own / "mine" / "digit 3").rename(own / "mine" / "digit z")  # the labels are others now
-    sparring("train", "--out", "run", "--resume").mends("are not those that run was begun with")
-    shutil.rmtree(own / "mine")
-    shutil.copytree(own / "kept", own / "mine")
-    assert sparring("train", "--out", "run", "--resume").code == 0
-
-
-def test_images_that_have_moved_are_found_again(sparring, own):
-    (own / "mine").rename(own / "theirs")
-    sparring("train", "--out", "run", "--resume").mends("no such folder: mine", "say so with --data")
-    write_images(own / "others", 90)
-    other = sparring("train", "--out", "run", "--resume", "--data", "folder:others")
-    other.mends("begun with another configuration (data folder:mine -> folder:others)")
-    assert sparring("train", "--out", "run", "--resume", "--data", "folder:theirs").code == 0
-    assert runs.open_run(Path("run")).config.data == "folder:theirs"
-    (own / "theirs").rename(own / "ours")  # of a run that has come to its end
-    assert sparring("train", "--out", "run", "--resume", "--data", "folder:ours").code == 0
-    assert sparring("evaluate", "run", "--protocol", "quick", "--no-doubts").code == 0
-
-
-def test_what_is_measured_on_ones_own_images(sparring, own):
-    assert sparring("train", "--out", "run", "--resume").code == 0
-    fast = ["--protocol", "quick", "--no-doubts"]
-    own_test = sparring("evaluate", "run", *fast)
-    assert "have changed" not in own_test.out and "a fifth of every class" in own_test.out
-    parts = len(load("folder:mine").test), len(load("folder:mine").train)
-    assert f"on {parts[0]} of {parts[0]} test images" in own_test.out
-    write_images(own / "others", 60)
-    every = sparring("evaluate", "run", *fast, "--data", "folder:others")  # its images are among the run's own
-    trained = {image.numpy().tobytes() for image in load("folder:mine").train.x}
-    others = load("folder:others")
-    left = sum(image.numpy().tobytes() not in trained for part in (others.train, others.test) for image in part.x)
-    assert 0 < left < 60 and f"on {left} of {left} test images" in every.out
-    assert f"note: all images of others but {60 - left} that were trained on." in every.out
-    again = sparring("evaluate", "run", *fast, "--data", f"folder:{own / 'mine'}")  # the same, by another name
-    assert f"on {parts[0]} of {parts[0]} test images" in again.out
-    shutil.copy(next((own / "mine" / "digit 3").iterdir()), own / "mine" / "digit 4" / "0.png")
-    assert (
-        "have changed since run was trained; what it was trained on may be among"
-        in sparring("evaluate", "run", *fast).out
-    )
-    changed = sparring(
-        "evaluate", "run", *fast, "--data", "folder:mine"
-    )  # which are trained on cannot be told any more
-    assert "all images" not in changed.out and f"of {len(load('folder:mine').test)} test images" in changed.out
-    parted = write_images(own / "parted" / "train", 60).parent
-    write_images(parted / "test", 50)
-    assert "on 50 of 50 test images" in sparring("evaluate", "run", *fast, "--data", "folder:parted").out
-    model = library.load_model("run")
-    assert model.classes == tuple(f"digit {i}" for i in range(10))
-
-
-def test_the_first_images_of_a_sorted_set_are_worth_a_line(sparring, finished, tmp_path):
-    digits = load("digits")
-    order = digits.test.y.argsort()
-    images = {"x_train": digits.train.x, "y_train": digits.train.y}
-    images |= {"x_test": digits.test.x[order], "y_test": digits.test.y[order]}
-    np.savez(tmp_path / "sorted.npz", **{name: array.numpy() for name, array in images.items()})
-    words = ["evaluate", finished, "--protocol", "quick", "--no-doubts", "--data", "npz:sorted.npz", "--out", "there"]
-    assert "note: the first 60 of 450 test images hold 2 of 10 classes." in sparring(*words, "--limit", 60).out
-    assert "classes." not in sparring(*words).out
-
-
 def test_a_folder_that_may_not_be_read_is_one_line(sparring, monkeypatch):
     def forbidden(*args, **kwargs):
         raise PermissionError(errno.EACCES, "Permission denied", "run/config.json")
 
     monkeypatch.setattr(command, "_options", forbidden)
     sparring("train", "fat-digits").mends("run/config.json cannot be read or written: permission denied.")
-
-
-def test_a_run_of_an_early_version_knows_nothing_of_its_images(sparring, own):
-    written = json.loads(Path("run/config.json").read_text())
-    del written["images"]
-    Path("run/config.json").write_text(json.dumps(written))
-    assert sparring("train", "--out", "run", "--resume").code == 0
-    assert sparring("evaluate", "run", "--protocol", "quick", "--no-doubts").code == 0

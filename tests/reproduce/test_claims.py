@@ -96,7 +96,7 @@ def test_every_part_of_the_claim_counts(other):
 def test_several_lines_and_those_with_too_few_points():
     lines = radii()
     lines["tau 1"] = {0.03: point(**FIRST)}
-    assert "tau 1" not in by_radius("Net", lines)
+    assert by_radius("Net", lines).endswith("Too few radii to compare Madry with: tau 1.")
     lines["tau 1"][0.06] = point(**(LAST | {"natural": 60}))
     said = by_radius("Net", lines)
     assert said.startswith("Net: confirmed in part (1 of 2 lines).") and "tau 1, radius 0.03 → 0.06" in said

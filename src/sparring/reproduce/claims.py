@@ -41,11 +41,14 @@ def by_radius(name: str, lines: Mapping[str, Line]) -> list[str]:
     """Worst-case training breaks down at large radii, friendly training does not and gains under stronger attacks."""
     friendly = {label: line for label, line in lines.items() if label.startswith("tau ")}
     original, worst = next(((label, line) for label, line in lines.items() if label not in friendly), ("", {}))
-    holds, told, noise = 0, [], 0.0
+    holds, noise = 0, 0.0
+    told: list[str] = []
+    alone: list[str] = []
     for label, line in friendly.items():
         radii = sorted(set(line) & set(worst))
         ends = [points[radius] for points in (line, worst) for radius in (radii[:1] + radii[-1:])]
         if len(radii) < 2 or not all(set(_COLUMNS) <= set(point) for point in ends):
+            alone.append(label)
             continue
         holds += _stands(*ends)
         first, last, worst_first, worst_last = ends
@@ -60,7 +63,8 @@ def by_radius(name: str, lines: Mapping[str, Line]) -> list[str]:
     verdict = "confirmed" if holds == len(told) else "confirmed in part" if holds else "not confirmed"
     of = "line" if len(told) == 1 else "lines"
     how = f"In brackets {original}; differences at the last radius are known to ± {rounded(noise)}."
-    return [f"{name}: {verdict} ({holds} of {len(told)} {of}). {how}", *told]
+    rest = [f"Too few radii to compare {original} with: {', '.join(alone)}."] if alone else []
+    return [f"{name}: {verdict} ({holds} of {len(told)} {of}). {how}", *told, *rest]
 
 
 def _stands(first: Point, last: Point, worst_first: Point, worst_last: Point) -> bool:

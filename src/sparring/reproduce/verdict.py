@@ -105,15 +105,8 @@ def _lines(collected: Collected, measured: Sequence[Row]) -> list[str]:
         name = labels[0] if len(labels) == 1 else group
         claim = _claim(collected, group, name)
         parts += claim
-        if claim and item.claim == "radius":  # which tells the ends of most lines itself
-            told_of = " ".join(claim)
-            every = {
-                column: {
-                    name: ys for name, ys in lines.items() if f"{name}, radius" not in told_of and name[:3] == "tau"
-                }
-                for column, lines in every.items()
-            }
-            places = dict.fromkeys(tuple(points) for lines in every.values() for points in lines.values())
+        if claim and item.claim == "radius":  # which tells its ends itself
+            continue
         for xs in places:  # one, unless some points are missing
             told = [_walks(column, lines, xs, name) for column, lines in every.items()]
             where = " → ".join(f"{x:g}" for x in xs)
