@@ -2,8 +2,8 @@
 
 PYTHONPATH=src python3 benchmarks/gpu_start_profile.py OUT.json [--rounds 2]
 
-The first start fills the cache and is not counted. `no early driver` and `no waking` leave out what begins the GPU
-sooner (cli/early.py, engine/waking.py); `no emptying` captures without giving torch's cached memory back each time.
+The first start fills the cache and is not counted. `no early driver` leaves out what begins the GPU
+sooner (cli/early.py); `no emptying` captures without giving torch's cached memory back each time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-VARIANTS = ("as it is", "no early driver", "no waking", "no emptying")
+VARIANTS = ("as it is", "no early driver", "no emptying")
 RECIPE = "fat-cifar10-resnet18"
 
 
@@ -29,10 +29,6 @@ def start(variant: str, out: Path) -> None:
 
     if variant == "no early driver":
         early.wake = lambda words: None  # type: ignore[assignment]
-    if variant == "no waking":
-        import sparring.cli.train as command
-
-        command.wake = lambda device: None
     if variant == "no emptying":
         import torch
 

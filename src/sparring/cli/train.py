@@ -26,7 +26,7 @@ from sparring.cli.recipes import PROTOCOLS
 from sparring.cli.screen import let_go
 from sparring.config import Config, differences
 from sparring.data import Dataset, load
-from sparring.engine import Kind, wake
+from sparring.engine import Kind
 from sparring.errors import RunFailed, UserError
 from sparring.objectives import OBJECTIVES, SPECIAL
 from sparring.train import Interrupted, train
@@ -228,13 +228,7 @@ def _value_of(flag: str, argv: list[str]) -> str | None:
 
 
 def pick_device(name: str) -> torch.device:
-    """A device that is there, and that is made ready from now on."""
-    device = _device(name)
-    wake(device)
-    return device
-
-
-def _device(name: str) -> torch.device:
+    """A device that is there."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

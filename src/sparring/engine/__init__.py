@@ -20,7 +20,6 @@ from sparring.engine.fold import Folded, agrees, fold
 from sparring.engine.graphs import on
 from sparring.engine.replay import Replayed
 from sparring.engine.update import Exchange, FastUpdate, LossOf, PlainUpdate, Update, alone
-from sparring.engine.waking import wake
 from sparring.engine.walk import FastWalk
 
 Kind = Literal["auto", "plain", "fast"]
@@ -179,5 +178,4 @@ __all__ = [
     "on",
     "prepare",
     "tuned",
-    "wake",
 ]
