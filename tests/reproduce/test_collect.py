@@ -81,17 +81,17 @@ def test_an_unfinished_run_tells_its_speed_and_the_cost_of_the_whole(measured, t
         tmp_path,
         scale="full",
         state="interrupted",
-        training_seconds=80.0,
+        training_seconds=190.0,
         sessions=3,
         peak_memory_gib=21.5,
-        history={"epoch": [1, 2]},
+        history={"epoch": [1, 2], "seconds": [150.0, 40.0]},  # the first has the start-up in it
         trained_on=[{"device": "NVIDIA H200", "torch": "2", "at_once": 2}],
     )
     collected = collect(TABLE, tmp_path / "results")
     assert not collected.found
     told = " ".join(notes(collected))
     assert "2 of 3 epochs, 40.0 s an epoch on NVIDIA H200 (2 runs at once), 21.5 GiB at most, sessions: 3" in told
-    assert "about 2 min (2 runs at once)." in told
+    assert "about 4 min (2 runs at once)." in told  # 190 s and one epoch more
 
 
 def test_notes_say_images_scale_hardware_and_doubts(measured, tmp_path):

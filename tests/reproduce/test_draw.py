@@ -14,7 +14,7 @@ from PIL import Image
 from sparring.recipes import paper
 from sparring.recipes.paper import Losses, Mixture, Motivation, Row
 from sparring.reproduce import Bench, carry_out, draw, mixture, results
-from sparring.reproduce.collect import Collected, collect
+from sparring.reproduce.collect import Collected, collect, notes
 from tests.reproduce.test_collect import copy
 from tests.reproduce.tiny import COURSE, FAT, TABLE, planned
 
@@ -91,6 +91,16 @@ def test_groups_are_pictures_of_their_own(measured, tmp_path):
     item = replace(item, rows=rows, together=False)
     found = draw.draw(collect(item, tmp_path / "results"))
     assert sorted(path.name for path in found) == ["one.png", "two.png"]
+
+
+def test_one_place_on_the_axis_is_told_and_not_drawn(measured, tmp_path):
+    item = points(measured, tmp_path)
+    rows = tuple(replace(row, group=row.label) for row in item.rows if row.label == "two" or row.x == 5)
+    collected = collect(replace(item, rows=rows, together=False), tmp_path / "results")
+    assert [path.name for path in draw.draw(collected)] == ["two.png"]
+    assert {drawing.heading for drawing in draw.exhibit(collected).drawings} == {"two"}
+    alone = "No picture of one point: one, one, tau 5: 5.00 Natural."
+    assert [note for note in notes(collected) if "No picture" in note] == [alone]
 
 
 def test_a_course(measured, tmp_path):

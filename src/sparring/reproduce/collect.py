@@ -50,6 +50,14 @@ class Collected:
         """The results of a row at the scale that its group is shown at; empty where there are none."""
         return self.found.get((row.name, self.scale(row.group)), ())
 
+    def groups(self) -> dict[str, list[Row]]:
+        """The rows that have results, by group."""
+        groups: dict[str, list[Row]] = {}
+        for row in self.item.rows:
+            if self.of(row):
+                groups.setdefault(row.group, []).append(row)
+        return groups
+
     def measured(self, scale: Scale, seeds: Sequence[int]) -> int:
         """How many results of these seeds there are at a scale."""
         several = [self.found.get((row.name, scale), ()) for row in self.item.rows]
@@ -162,6 +170,7 @@ def notes(collected: Collected) -> list[str]:
         told.append(f"Lite scale: {item.lite}.")
     if shown:
         told.append(f"{images(shown)}{_seeds(shown)} {hardware(shown)}")
+    told += _undrawn(collected)
     told += _other_scale(collected)
     told += _best_epochs(shown, item.columns)
     told += [doubt for row in item.rows for doubt in _doubts(row, collected.of(row))]
@@ -171,6 +180,25 @@ def notes(collected: Collected) -> list[str]:
         told.append(f"{collected.other} {were} made by another declaration than today's, or copied: not shown.")
     told += collected.unread
     return [*told, *([item.note] if item.note else [])]
+
+
+def pictured(collected: Collected) -> dict[str, list[Row]]:
+    """The rows of each picture of lines, by group ('' where all share one); those of a single x are told in words."""
+    groups = collected.groups()
+    if collected.item.together and groups:
+        groups = {"": [row for rows in groups.values() for row in rows]}
+    return {group: rows for group, rows in groups.items() if len({row.x for row in rows}) > 1}
+
+
+def _undrawn(collected: Collected) -> list[str]:
+    """The points that no picture shows, because a line needs two."""
+    item = collected.item
+    drawn = [row for rows in pictured(collected).values() for row in rows]
+    told = []
+    for row in (row for row in item.rows if item.kind == "lines" and collected.of(row) and row not in drawn):
+        numbers = ", ".join(f"{cell.text} {name}" for name, cell in cells(collected.of(row), item.columns).items())
+        told.append(f"No picture of one point: {row.group}, {row.label}, {item.xlabel} {row.x:g}: {numbers}.")
+    return told
 
 
 def images(shown: Sequence[Result]) -> str:
@@ -257,7 +285,8 @@ def _course(result: Result) -> str:
     text = f"{who}: {done} of {all_of_it} epochs"
     if not done:
         return f"{text}."
-    each = result["training_seconds"] / done
+    each = statistics.median_low(result["history"]["seconds"])  # where a stretch began it has the start-up in it
+    whole = result["training_seconds"] + each * (all_of_it - done)
     memory = result.get("peak_memory_gib")
     held = f", {memory:.1f} GiB at most" if memory else ""
     devices = ", ".join(sorted({session["device"] for session in results.trained_on(result)}))
@@ -265,5 +294,5 @@ def _course(result: Result) -> str:
     beside = f" ({company} runs at once)" if company > 1 else ""
     return (
         f"{text}, {each:.1f} s an epoch on {devices}{beside}{held}, sessions: {result['sessions']}. "
-        f"The whole row takes about {cost.spell(each * all_of_it)}{beside}."
+        f"The whole row takes about {cost.spell(whole)}{beside}."
     )

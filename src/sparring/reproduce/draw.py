@@ -17,7 +17,7 @@ from sparring.report.beside import Line, markdown, rounded
 from sparring.report.page import Drawing, Exhibit, Picture
 from sparring.report.panels import Lines
 from sparring.reproduce import planes
-from sparring.reproduce.collect import Collected, about, cells, lines, notes
+from sparring.reproduce.collect import Collected, about, cells, lines, notes, pictured
 from sparring.reproduce.verdict import findings
 
 Series = dict[str, tuple[list[float], list[float]]]
@@ -94,15 +94,6 @@ def pictures(collected: Collected) -> dict[str, Picture]:
     return make(collected)
 
 
-def _groups(collected: Collected) -> dict[str, list[Row]]:
-    """The rows that have results, by group."""
-    groups: dict[str, list[Row]] = {}
-    for row in collected.item.rows:
-        if collected.of(row):
-            groups.setdefault(row.group, []).append(row)
-    return groups
-
-
 # Figures of lines: accuracy by tau, eps or alpha.
 
 
@@ -121,17 +112,9 @@ def _by_line(collected: Collected, rows: Sequence[Row], column: str) -> tuple[Se
     return series, {name: values for name, values in known.items() if len(values) == len(series[name][0])}
 
 
-def _pictured(collected: Collected) -> dict[str, list[Row]]:
-    """The rows of each picture."""
-    groups = _groups(collected)
-    if collected.item.together and groups:
-        return {"": [row for rows in groups.values() for row in rows]}
-    return groups
-
-
 def _line_pictures(collected: Collected) -> dict[str, Picture]:
     item, found, drawn = collected.item, {}, _lined(collected)
-    for group, rows in _pictured(collected).items():
+    for group, rows in pictured(collected).items():
         shown = [Lines(f"{column} (%)", *each) for column, each in drawn[group].items()]
         title = group or item.title
         png = panels.grid(shown, xlabel=item.xlabel, title=_wrap(title), most=100.0, among=_names(item))
@@ -143,7 +126,7 @@ def _line_pictures(collected: Collected) -> dict[str, Picture]:
 def _curves(collected: Collected) -> list[Drawing]:
     """The same on a page, panel by panel."""
     item, found, drawn = collected.item, [], _lined(collected)
-    for group, rows in _pictured(collected).items():
+    for group, rows in pictured(collected).items():
         heading = group
         for column, (series, spread) in drawn[group].items():
             title = f"{column} accuracy (%)"
@@ -167,7 +150,7 @@ def _lined(collected: Collected) -> dict[str, dict[str, tuple[Series, dict[str, 
     """Picture -> column -> its lines and the deviations of those that have one; columns without any are left out."""
     every = {
         group: {column: _by_line(collected, rows, column) for column in collected.item.columns}
-        for group, rows in _pictured(collected).items()
+        for group, rows in pictured(collected).items()
     }
     return {group: {column: each for column, each in columns.items() if each[0]} for group, columns in every.items()}
 
@@ -207,7 +190,7 @@ def _told(collected: Collected, rows: Sequence[Row]) -> str:
 def _courses(collected: Collected) -> dict[str, Series]:
     """Group -> line -> (epochs, back-propagations per image, the mean over seeds)."""
     found: dict[str, Series] = {}
-    for group, rows in _groups(collected).items():
+    for group, rows in collected.groups().items():
         for row in rows:
             histories = [result["history"] for result in collected.of(row)]
             means = [statistics.fmean(values) for values in zip(*(h["backprops"] for h in histories), strict=True)]
@@ -221,7 +204,7 @@ def _course_curves(collected: Collected) -> list[Drawing]:
     for group, series in courses.items():
         title, name = f"{group}: back-propagations per image", f"{collected.item.name}-{_slug(group)}"
         svg = figures.curves(series, name=name, title=title, alt=_ends(title, series), among=_names(collected.item))
-        found.append(Drawing(Markup(svg), _told(collected, _groups(collected)[group])))
+        found.append(Drawing(Markup(svg), _told(collected, collected.groups()[group])))
     return found
 
 
@@ -231,7 +214,7 @@ def _course_pictures(collected: Collected) -> dict[str, Picture]:
         return {}
     drawn = [Lines(group, series) for group, series in courses.items()]
     png = panels.grid(drawn, xlabel="epoch", title=collected.item.title, among=_names(collected.item))
-    every = [row for rows in _groups(collected).values() for row in rows]
+    every = [row for rows in collected.groups().values() for row in rows]
     return {collected.item.name: Picture(png, collected.item.title, _told(collected, every))}
 
 

@@ -1,7 +1,7 @@
 """The figures of Sections 5 and 6 and of Appendices B and G: one declaration a point, the grids written as loops.
 
 The paper prints these as pictures only, so no published number stands beside a point. `full` is the paper's length and
-grid; `lite` (lite.py) is 20 epochs (WRN-34-10: 10) on fewer points. FAT starts at random and adds noise, as in the
+grid; `lite` (lite.py) is 20 epochs (WRN-34-10 10, SVHN 14) on fewer points. FAT starts at random and adds noise, as in the
 authors' code.
 """
 
@@ -101,6 +101,7 @@ GRIDS = {
     "cifar10": ((0.03, 0.045, 0.06, 0.075, 0.09, 0.105, 0.12, 0.135, 0.15), (0.03, 0.06, 0.09, 0.12, 0.15)),
     "svhn": ((0.01, 0.02, 0.03, 0.04, 0.05, 0.06), (0.01, 0.03, 0.06)),
 }
+LITE_EPOCHS = {"cifar10": EPOCHS, "svhn": 14}  # as many updates: SVHN has half as many images again
 # The pictures: (data, network, method, K), the paper's figure. Those at K 20 and of TRADES have three points at lite.
 PICTURES: tuple[tuple[str, str, ObjectiveName, int, str], ...] = (
     ("cifar10", "resnet18", "fat", 10, "Figure 6"),
@@ -136,7 +137,7 @@ def _eps_rows() -> Iterator[Row]:
                     )
                 configs: dict[Scale, Config | None] = {"full": full}
                 if eps in short:
-                    configs["lite"] = shorter(full, EPOCHS)
+                    configs["lite"] = shorter(full, LITE_EPOCHS[data])
                 trades = "-trades" if objective == "fat-trades" else ""
                 yield Row(
                     f"{model}-{data}{trades}-k{steps}-{method}-eps{eps:g}",
@@ -156,7 +157,8 @@ FIG_EPS = Item(
     "gains under the stronger attack.",
     kind="lines",
     rows=tuple(_eps_rows()),
-    lite=f"{EPOCHS} epochs, {STEPS}; five radii on CIFAR-10 (three for TRADES and K 20), three on SVHN",
+    lite=f"{EPOCHS} epochs ({LITE_EPOCHS['svhn']} on SVHN), {STEPS}; five radii on CIFAR-10 (three for TRADES and K 20), "
+    "three on SVHN",
     columns=SIX | {"PGD-20, 2 eps": "pgd20-2eps"},
     xlabel="radius in training (eps)",
     claim="radius",
