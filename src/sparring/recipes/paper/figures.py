@@ -1,8 +1,8 @@
 """The figures of Sections 5 and 6 and of Appendices B and G: one declaration a point, the grids written as loops.
 
 The paper prints these as pictures only, so no published number stands beside a point. `full` is the paper's length and
-grid; `lite` (lite.py) is 20 epochs (WRN-34-10 10, SVHN 14) on fewer points. FAT starts at random and adds noise, as in the
-authors' code.
+grid; `lite` (lite.py) is 20 epochs (WRN-34-10 10, SVHN 14) on fewer points. FAT starts at random and adds noise, as in
+the authors' code.
 """
 
 from __future__ import annotations
@@ -157,8 +157,8 @@ FIG_EPS = Item(
     "gains under the stronger attack.",
     kind="lines",
     rows=tuple(_eps_rows()),
-    lite=f"{EPOCHS} epochs ({LITE_EPOCHS['svhn']} on SVHN), {STEPS}; five radii on CIFAR-10 (three for TRADES and K 20), "
-    "three on SVHN",
+    lite=f"{EPOCHS} epochs ({LITE_EPOCHS['svhn']} on SVHN), {STEPS}; five radii on CIFAR-10 (three for TRADES and K "
+    "20), three on SVHN",
     columns=SIX | {"PGD-20, 2 eps": "pgd20-2eps"},
     xlabel="radius in training (eps)",
     claim="radius",

@@ -1,0 +1,84 @@
+"""What is asked of CUDA to capture a piece of work, in which order; the device itself is played here."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from sparring.engine.graphs import Captured
+
+GIB = 2**30
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """What was asked of the device, with 100 of 141 GiB free."""
+    calls: list[str] = []
+
+    class Stream:
+        def wait_stream(self, other) -> None:
+            calls.append("wait")
+
+    class Graph:
+        def capture_begin(self, pool, capture_error_mode) -> None:
+            calls.append(f"begin in {pool}, {capture_error_mode}")
+
+        def capture_end(self) -> None:
+            calls.append("end")
+
+        def replay(self) -> None:
+            calls.append("replay")
+
+    @contextmanager
+    def stream(side):
+        calls.append("aside")
+        yield
+        calls.append("back")
+
+    played = {
+        "Stream": Stream,
+        "CUDAGraph": Graph,
+        "stream": stream,
+        "current_stream": Stream,
+        "synchronize": lambda: calls.append("synchronize"),
+        "empty_cache": lambda: calls.append("empty"),
+        "mem_get_info": lambda: (100 * GIB, 141 * GIB),
+    }
+    for name, part in played.items():
+        monkeypatch.setattr(torch.cuda, name, part)
+    return calls
+
+
+WARM_UP = ["wait", "aside", "work", "work", "back", "wait", "synchronize"]
+CAPTURE = ["aside", "begin in pool, thread_local", "work", "end", "back"]
+
+
+def test_work_is_warmed_up_aside_captured_and_replayed(asked):
+    captured = Captured(lambda: asked.append("work"), "pool")
+    assert asked == [*WARM_UP, *CAPTURE]
+    captured()
+    assert asked[-1] == "replay" and asked.count("work") == 3
+
+
+def test_memory_is_given_back_first_where_it_is_scarce(asked, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (5 * GIB, 11 * GIB))
+    Captured(lambda: asked.append("work"), "pool")
+    assert asked == [*WARM_UP, "empty", *CAPTURE]
+
+
+def test_a_capture_that_fails_is_ended(asked):
+    def work() -> None:
+        asked.append("work")
+        if asked.count("work") > 2:
+            raise RuntimeError("cannot be captured")
+
+    with pytest.raises(RuntimeError, match="cannot be captured"):
+        Captured(work, "pool")
+    assert asked[-1] == "end"
+
+
+def test_without_a_pool_it_is_simply_done(asked):
+    Captured(lambda: asked.append("work"), None)()
+    assert asked == ["work"]
