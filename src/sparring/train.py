@@ -217,6 +217,8 @@ def _record(
         attack = {"eps": setting.eps, "step_size": setting.step_size, "steps": setting.steps, "start": setting.start}
         (accuracy,) = _accuracies(model, held, [attack if setting.eps else None], config.seed, network)
         own |= {"steps": setting.steps, "own": accuracy}
+    if natural == robust and _one_class(model, held):
+        own["one_class"] = True  # nothing else a network says can be deaf to every attack
     return {
         "epoch": state.epoch,
         "lr": config.lr.at(state.epoch, config.epochs),
@@ -259,6 +261,16 @@ def _accuracies(
                 right[place] += (model(points).argmax(dim=1) == y).sum()
     model.train(was_training)
     return [float(count) for count in (right.double() / len(split)).tolist()]
+
+
+def _one_class(model: nn.Module, split: Split) -> bool:
+    """Whether it says the same for every image, as a network does whose units are dead."""
+    was_training = model.training
+    model.eval()
+    with torch.no_grad():
+        said = torch.cat([model(x).argmax(dim=1) for x, _ in batches(split, _EVALUATION_BATCH)])
+    model.train(was_training)
+    return bool((said == said[0]).all())
 
 
 def _score(record: dict[str, Any]) -> tuple[float, float]:

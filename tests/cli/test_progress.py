@@ -5,10 +5,13 @@ import itertools
 from types import SimpleNamespace
 
 from rich.console import Console
+from torch import nn
 
+from sparring import models
 from sparring.cli import progress
 from sparring.cli.progress import TrainingBar
-from sparring.train import train
+from sparring.data import load
+from sparring.train import _one_class, train
 
 
 def watched(small, folder, *, terminal, **options) -> str:
@@ -53,10 +56,40 @@ def test_a_log_hears_of_a_long_epoch_once_a_minute(small, monkeypatch):
 
 
 def test_the_time_left_of_a_resumed_training_is_of_its_own_speed(small, monkeypatch):
-    ticks = itertools.count(0.0, 61.0)
+    ticks = iter([0.0, 500.0, 561.0])  # the first step waits for compilers
     monkeypatch.setattr(progress, "time", SimpleNamespace(perf_counter=lambda: next(ticks)))
     printed = io.StringIO()
     bar = TrainingBar(Console(file=printed, force_terminal=False, width=120))
-    bar.begin(small, steps=4, epoch=3, engine="engine: plain")
-    bar.step(3, 1, lambda: 10.0)
-    assert printed.getvalue().splitlines()[1:] == ["epoch 3/3  step 1 of 4  10.0 BPs  0:03:03 left"]
+    bar.begin(small, steps=100, epoch=3, engine="engine: plain")
+    for step in (97, 98):  # it goes on amid an epoch
+        bar.step(3, step, lambda: 10.0)
+    assert printed.getvalue().splitlines()[1:] == [
+        "epoch 3/3  step 97 of 100  10.0 BPs  -:--:-- left",
+        "epoch 3/3  step 98 of 100  10.0 BPs  0:02:02 left",
+    ]
+
+
+def test_a_network_that_says_one_class_for_everything_is_told_once(tmp_path, small, monkeypatch):
+    monkeypatch.setattr(models, "build", lambda *args, **facts: Deaf())
+    lines = watched(small, tmp_path / "run", terminal=False).splitlines()
+    assert [line[:9] for line in lines[1:]] == ["epoch   1", "epoch   2", "note: for", "epoch   3"]
+    assert "the same class for every validation image" in lines[3] and "--seed" in lines[3]
+
+
+class Deaf(nn.Module):
+    """Its one unit is dead."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dead = nn.Linear(64, 1)
+        self.out = nn.Linear(1, 10)
+        nn.init.constant_(self.dead.bias, -1e6)
+
+    def forward(self, x):
+        return self.out(self.dead(x.flatten(1)).relu())
+
+
+def test_one_class_is_one_for_all_images():
+    held = load("digits").test
+    assert _one_class(Deaf(), held)
+    assert not _one_class(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), held)

@@ -85,6 +85,7 @@ def test_what_another_declaration_made_is_kept(measured, tmp_path):
 def test_columns_keep_what_figures_show():
     records = [{"epoch": 1, "tau": None, "loss": 0.123456789}, {"epoch": 2, "tau": 1, "loss": 2.0}]
     assert results.columns(records) == {"epoch": [1, 2], "tau": [None, 1], "loss": [0.123457, 2.0]}
+    assert results.columns([{"epoch": 1, "one_class": True}, {"epoch": 2}]) == {"epoch": [1, 2]}  # told of some only
     assert results.columns([]) == {}
 
 

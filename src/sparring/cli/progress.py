@@ -7,25 +7,15 @@ from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
-from rich.text import Text
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from sparring.cli.screen import Screen
 from sparring.config import Config
 from sparring.evaluation.meter import EVERY
 
 _REFRESH = 0.5  # seconds between looks at the mean, which makes a GPU wait
-
-
-class _Remaining(ProgressColumn):
-    """Time left from the mean speed of this session: rich's own estimate jumps with the validation pauses."""
-
-    def render(self, task: Task) -> Text:
-        done = task.completed - task.fields["first"]
-        if not done or task.elapsed is None or task.total is None:
-            return Text("ETA -:--:--", style="progress.remaining")
-        left = _clock(task.elapsed / done * (task.total - task.completed))
-        return Text(f"ETA {left}", style="progress.remaining")
+_UNKNOWN = "-:--:--"
+_PATIENCE = 2  # epochs of one class for everything before it is told
 
 
 def _clock(seconds: float) -> str:
@@ -43,29 +33,30 @@ class TrainingBar:
         self.live = self.console.is_terminal
         self.progress: Progress | None = None
         self.looked = 0.0
-        self.steps = 0
+        self.steps = self.dull = 0
+        self.since: tuple[int, float] | None = None
 
     def begin(self, config: Config, *, steps: int, epoch: int, engine: str) -> None:
         """Training begins, or goes on, at this epoch."""
         self.steps, self.epochs = steps, config.epochs
-        self.began = self.told = time.perf_counter()
+        self.told = time.perf_counter()
         if self.lines:
             self._print(engine)
-        self.first = first = (epoch - 1) * steps
         self.progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
             TextColumn("{task.percentage:>3.0f}%"),
             TextColumn("{task.fields[backprops]}"),
             TimeElapsedColumn(),
-            _Remaining(),
+            TextColumn("ETA {task.fields[left]}", style="progress.remaining"),
             console=self.console,
             transient=True,
             disable=not self.live,
         )
         self.progress.start()
+        done = (epoch - 1) * steps
         self.task = self.progress.add_task(
-            self._describe(epoch), total=config.epochs * steps, completed=first, first=first, backprops=""
+            self._describe(epoch), total=config.epochs * steps, completed=done, backprops="", left=_UNKNOWN
         )
 
     def _describe(self, epoch: int) -> str:
@@ -76,14 +67,22 @@ class TrainingBar:
         assert self.progress is not None
         done = (epoch - 1) * self.steps + step
         now = time.perf_counter()
+        left = self._left(done, now)
         if self.live and now - self.looked > _REFRESH:
             self.looked = now
             self.progress.update(self.task, backprops=f"{backprops():.1f} BPs")
         if self.lines and not self.live and now - self.told > EVERY:
             self.told = now
-            left = _clock((now - self.began) / (done - self.first) * (self.epochs * self.steps - done))
             self._print(f"{self._describe(epoch)}  step {step} of {self.steps}  {backprops():.1f} BPs  {left} left")
-        self.progress.update(self.task, completed=done, description=self._describe(epoch))
+        self.progress.update(self.task, completed=done, description=self._describe(epoch), left=left)
+
+    def _left(self, done: int, now: float) -> str:
+        """The time left by the mean speed since this session's first step, which may have waited for compilers."""
+        if self.since is None:
+            self.since = done, now
+            return _UNKNOWN
+        first, began = self.since
+        return _clock((now - began) / (done - first) * (self.epochs * self.steps - done))
 
     def epoch(self, record: dict[str, Any], *, best: bool) -> None:
         """An epoch is done."""
@@ -96,6 +95,12 @@ class TrainingBar:
             f"PGD-10 {record['pgd10']:6.1%}  {record['backprops']:4.1f} BPs{tau}  {record['seconds']:.1f} s  "
             f"{record['images_per_second']:.0f} images/s{'  best' if best else ''}"
         )
+        self.dull = self.dull + 1 if record.get("one_class") else 0
+        if self.dull == _PATIENCE:
+            self._print(
+                f"note: for {_PATIENCE} epochs it has said the same class for every validation image. Where that "
+                "stays, units are dead or the attack is too strong to start with: try another --seed, a lower --lr."
+            )
 
     def _print(self, line: str) -> None:
         self.console.print(line, highlight=False, soft_wrap=True)

@@ -153,8 +153,9 @@ def at_once(result: Mapping[str, Any]) -> int:
 
 
 def columns(records: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """The epochs of a run as one list a quantity: a fifth of the size of a record an epoch."""
-    return {key: [_round(record[key]) for record in records] for key in records[0]} if records else {}
+    """The epochs of a run as one list a quantity that all have: a fifth of the size of a record an epoch."""
+    shared = [key for key in records[0] if all(key in record for record in records)] if records else []
+    return {key: [_round(record[key]) for record in records] for key in shared}
 
 
 def _round(value: Any) -> Any:
