@@ -1,0 +1,53 @@
+"""Do runs side by side gain when each has a part of the GPU to itself? Images a second, all runs together.
+
+PYTHONPATH=src python3 benchmarks/gpu_shares.py OUT.json --model small_cnn --pairs 1:100 8:100 8:25 8:13
+
+A pair is RUNS:SHARE, the share of the multiprocessors that a run may use in per cent (MPS's active thread percentage).
+At 100 their kernels compete for all of them, and a kernel of few images waits behind those of many.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from sparring import recipes, runs
+from sparring.bench.company import images_per_second
+from sparring.schedules import constant
+
+SHARE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--recipe", default="fat-cifar10-resnet18")
+    parser.add_argument("--model", default="small_cnn")
+    parser.add_argument("--pairs", nargs="+", default=["1:100", "8:100", "8:25", "8:13"])
+    parser.add_argument("--images", type=int, default=12_800)
+    parser.add_argument("--tau", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--device", default="cuda")
+    given = parser.parse_args()
+    device = torch.device(given.device)
+    config = replace(recipes.find(given.recipe).config, model=given.model, lr=constant(0.02))
+    found = {**runs.environment(device), "given": vars(given) | {"out": given.out.name}, "pairs": []}
+    for pair in given.pairs:
+        count, share = map(int, pair.split(":"))
+        os.environ[SHARE] = str(share)
+        each = images_per_second(config, count, device=device, images=given.images, tau=given.tau, rounds=given.rounds)
+        speed = statistics.median(each)
+        found["pairs"].append({"runs": count, "share": share, "images_per_second": speed, "each": each})
+        given.out.write_text(json.dumps(found, indent=1))
+        ratio = speed / found["pairs"][0]["images_per_second"]
+        print(f"{count:2} runs, {share:3} % each: {speed:10,.0f} images/s  {ratio:.2f}x", flush=True)
+
+
+if __name__ == "__main__":
+    main()
