@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import math
 import os
 import random
 import signal
@@ -17,12 +16,10 @@ import pytest
 import torch
 
 from sparring import checkpoint, runs, state, train
-from sparring.attacks import pgd
 from sparring.config import model_facts as config_facts
 from sparring.data import load
 from sparring.errors import RunFailed, UserError
 from sparring.objectives import OBJECTIVES
-from sparring.objectives.cat import mastered_steps
 from sparring.schedules import constant, parse
 from sparring.train import Interrupted
 from sparring.weights import load_model
@@ -137,57 +134,6 @@ def test_stopping_and_resuming_is_exact(tmp_path, small, whole, moment):
     same_run(whole, tmp_path / "parts")
 
 
-@pytest.fixture(scope="module")
-def lessons(tmp_path_factory, small):
-    """Curriculum training whose step count has grown by the end, left alone."""
-    attack = replace(small.attack, eps=constant(0.1), step_size=0.02, steps=9, patience=1)
-    config = replace(small, objective="cat", epochs=6, attack=attack, lr=parse("0.05,0.001@3"))
-    folder = tmp_path_factory.mktemp("lessons") / "run"
-    train.train(config, folder, tensorboard=False)
-    return config, folder
-
-
-def test_the_step_count_of_cat_follows_from_the_records(lessons):
-    """k_i is uniform in 0..k, so the epoch's mean is about k / 2 (1,317 images: a standard error of at most 0.03)."""
-    config, folder = lessons
-    records = runs.read_metrics(folder)
-    counts = [mastered_steps([r["own"] for r in records[:n]], 1, config.attack.steps) for n in range(len(records))]
-    assert counts[0] == 1
-    assert counts[-1] > 1
-    assert [record["steps"] for record in records] == counts
-    for record, k in zip(records, counts, strict=True):
-        assert record["backprops"] == pytest.approx(k / 2, abs=0.15)
-
-
-def test_cat_watches_its_own_attack(lessons):
-    """The k-accuracy of the last epoch: held-out images under PGD-k, at the attack's own radius and step size."""
-    config, folder = lessons
-    last = runs.read_metrics(folder)[-1]
-    held = train.hold_out(load("digits").train, config.validation, seed=train.derive_seed(config.seed, train._HOLD_OUT))
-    x, y = next(iter(train.batches(held[1], 500)))
-    model = load_model(folder)
-    setting = config.attack.at(config.epochs, config.epochs)
-    numbers = {"eps": setting.eps, "step_size": setting.step_size, "steps": last["steps"], "start": setting.start}
-    assert last["steps"] < config.attack.steps  # PGD-k, not PGD-K
-
-    def accuracy(**numbers):
-        draws = train.generator(torch.device("cpu"), config.seed, train._VALIDATION, 0)
-        return (model(pgd(model, x, y, generator=draws, **numbers)).argmax(dim=1) == y).double().mean().item()
-
-    assert last["own"] == accuracy(**numbers) != accuracy(**{**numbers, "steps": config.attack.steps})
-    assert last["own"] > last["pgd10"]  # fewer steps in a smaller ball
-
-
-@pytest.mark.parametrize("moment", [7, 15, 18, 25, 27])
-def test_cat_resumes_exactly_with_its_step_count(tmp_path, lessons, moment):
-    config, whole = lessons
-    steps = iter(range(1000))
-    with pytest.raises(Interrupted):
-        train.train(config, tmp_path / "parts", tensorboard=False, stop=lambda: next(steps) == moment - 1)
-    train.train(config, tmp_path / "parts", resume=True, tensorboard=False)
-    same_run(whole, tmp_path / "parts")
-
-
 @pytest.mark.parametrize("engine", ["plain", "fast"])
 def test_awp_acts_from_where_its_schedule_says(tmp_path, small, engine):
     """0 in the first epoch and 0.01 in the second: the same weights after one, others after two."""
@@ -209,41 +155,6 @@ def test_the_record_holds_the_schedule_of_the_objective(tmp_path, small, objecti
     records = runs.read_metrics(tmp_path / "run")
     assert [record[name] for record in records] == [attack.at(epoch, 3).__dict__[name] for epoch in (1, 2, 3)]
     assert records[0][name] == 0.4 > records[1][name] and not {"fosc", "margin", "rho"} - {name} & records[0].keys()
-
-
-@pytest.fixture(scope="module")
-def paces(tmp_path_factory, small):
-    """FAT whose tau follows the steps of the epoch before, left alone."""
-    attack = replace(small.attack, eps=constant(0.1), step_size=0.03, steps=4, tau=constant(3), share=0.75)
-    config = replace(small, objective="fat-paced", epochs=4, attack=attack, batch_size=64, augment="none")
-    config = replace(config, lr=constant(0.05))
-    folder = tmp_path_factory.mktemp("paces") / "run"
-    train.train(config, folder, tensorboard=False)
-    return config, folder
-
-
-def test_the_record_holds_the_tau_that_was_used(tmp_path, paces):
-    """The schedule says 3 throughout. An epoch run with the recorded tau as its schedule is the same epoch."""
-    config, folder = paces
-    records = runs.read_metrics(folder)
-    used = [record["tau"] for record in records]
-    before = [0.0, *(record["backprops"] for record in records[:-1])]
-    assert used == [math.floor(0.75 * backprops) for backprops in before]
-    assert len(set(used)) > 1 and used[0] == 0
-    written = ",".join([str(used[0]), *(f"{tau}@{epoch}" for epoch, tau in enumerate(used[1:], 2))])
-    told = replace(config, objective="fat", attack=replace(config.attack, tau=parse(written)))
-    train.train(told, tmp_path / "told", tensorboard=False)
-    same_run(folder, tmp_path / "told")
-
-
-@pytest.mark.parametrize("moment", [19, 30, 60])
-def test_a_tau_by_rule_resumes_exactly(tmp_path, paces, moment):
-    config, whole = paces
-    steps = iter(range(1000))
-    with pytest.raises(Interrupted):
-        train.train(config, tmp_path / "parts", tensorboard=False, stop=lambda: next(steps) == moment - 1)
-    train.train(config, tmp_path / "parts", resume=True, tensorboard=False)
-    same_run(whole, tmp_path / "parts")
 
 
 @pytest.mark.parametrize("engine", ["plain", "fast"])
