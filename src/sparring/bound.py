@@ -153,8 +153,6 @@ def estimate(
         raise unknown("attack", strongest, ("autoattack", "pgd"))
     if limit is not None and limit < 1:
         raise UserError(f"limit must be at least 1 image, got {limit}. Leave it out for all of them.")
-    if seed < 0:
-        raise UserError(f"seeds count from 0, got {seed}.")
     check_seed(seed)
     if resamples < 100:
         raise UserError(f"resamples must be at least 100 for a 95 % interval, got {resamples}.")

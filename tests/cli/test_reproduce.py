@@ -268,7 +268,7 @@ def test_the_plan_has_whole_names(sparring, monkeypatch):
         (["table-tiny", "--at-once", "0"], ["--at-once", "at least 1"]),
         (["fig-motivation", "--limit", "5"], ["--limit is for items that measure accuracy", "Leave it out"]),
         (["table-tiny", "--plan", "--draw"], ["Give one of them"]),
-        (["table-tiny", "--seeds", "-1"], ["seeds count from 0"]),
+        (["table-tiny", "--seeds", "-1"], ["a seed lies between 0 and"]),
         (["table-tiny", "--device", "tpu"], ["unknown device 'tpu'"]),
         (["table-tiny", "--result", "x"], ["--results"]),
         (["--rows", "fat"], ["--rows needs an item", "sparring reproduce ITEM --rows"]),

@@ -32,6 +32,7 @@ from sparring.reproduce.collect import Collected, collect
 from sparring.reproduce.draw import draw
 from sparring.reproduce.headline import headline
 from sparring.reproduce.plan import default_seeds
+from sparring.seeds import check_seed
 from sparring.together import run_together
 
 DESCRIPTION = """Regenerate a table or figure of the paper, beside the paper's own numbers. Finished runs are used
@@ -170,8 +171,8 @@ def _jobs(item: Item, options: Options) -> list[Job]:
         raise UserError(f"--max-minutes must be above 0, got {options.max_minutes}. Leave it out for no limit.")
     if options.at_once < 1:
         raise UserError(f"--at-once must be at least 1 run, got {options.at_once}.")
-    if any(seed < 0 for seed in options.seeds):
-        raise UserError(f"seeds count from 0, got {' '.join(map(str, options.seeds))}.")
+    for seed in options.seeds:
+        check_seed(seed)
     jobs = plan(
         item,
         scale=options.scale,
