@@ -62,9 +62,12 @@ def by_radius(name: str, lines: Mapping[str, Line]) -> list[str]:
         return []
     verdict = "confirmed" if holds == len(told) else "confirmed in part" if holds else "not confirmed"
     of = "line" if len(told) == 1 else "lines"
+    counted = (
+        f"{holds} of {len(told)} {of}: less natural accuracy lost than by {original}, a gain at 2 eps, ahead at last"
+    )
     how = f"In brackets {original}; differences at the last radius are known to ± {rounded(noise)}."
     rest = [f"Too few radii to compare {original} with: {', '.join(alone)}."] if alone else []
-    return [f"{name}: {verdict} ({holds} of {len(told)} {of}). {how}", *told, *rest]
+    return [f"{name}: {verdict} ({counted}). {how}", *told, *rest]
 
 
 def _stands(first: Point, last: Point, worst_first: Point, worst_last: Point) -> bool:
