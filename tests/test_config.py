@@ -10,7 +10,7 @@ from sparring.config import Config, to_json
 from sparring.data import load
 from sparring.errors import UserError
 from sparring.objectives import OBJECTIVES, SPECIAL, Attack
-from sparring.schedules import parse
+from sparring.schedules import constant, parse
 
 SOME = Config(
     attack=Attack(eps=parse("ramp:0..8/255@50%"), tau=parse("0,1@51"), start="normal"),
@@ -103,3 +103,13 @@ def test_normalisation_is_of_the_training_data():
     pixels = data.train.x.double() / 255
     assert mean == pytest.approx(pixels.mean().item())
     assert deviation == pytest.approx(pixels.std().item())
+
+
+def test_in_python_schedules_are_numbers_or_lines():
+    made = Config(lr=0.1, awp="0,0.005@10%", attack=Attack(eps=0.2, tau="0,1@40%", rho=1))
+    assert made.lr == constant(0.1) and made.awp == parse("0,0.005@10%")
+    assert made.attack.eps == constant(0.2) and made.attack.tau == parse("0,1@40%")
+    assert config.from_json(to_json(made)) == made
+    for wrong in ({"lr": "fast"}, {"lr": float("nan")}, {"lr": None}):
+        with pytest.raises(UserError, match="is not a number"):
+            Config(**wrong)

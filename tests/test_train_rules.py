@@ -11,6 +11,7 @@ import torch
 from sparring import runs, train
 from sparring.attacks import pgd
 from sparring.data import load
+from sparring.errors import UserError
 from sparring.objectives.cat import mastered_steps
 from sparring.schedules import constant, parse
 from sparring.train import Interrupted
@@ -102,3 +103,14 @@ def test_a_tau_by_rule_resumes_exactly(tmp_path, paces, moment):
         train.train(config, tmp_path / "parts", tensorboard=False, stop=lambda: next(steps) == moment - 1)
     train.train(config, tmp_path / "parts", resume=True, tensorboard=False)
     same_run(whole, tmp_path / "parts")
+
+
+def test_a_run_whose_records_were_damaged_does_not_go_on_as_another(tmp_path, small):
+    config = replace(small, objective="cat", attack=replace(small.attack, patience=1), epochs=4)
+    with pytest.raises(Interrupted):
+        train.train(config, tmp_path / "run", stop=lambda: len(runs.read_metrics(tmp_path / "run")) == 3)
+    records = tmp_path / "run" / runs.METRICS
+    records.write_text(records.read_text().splitlines(keepends=True)[0])
+    with pytest.raises(UserError, match="is damaged: it has records of 1 epochs, where there should be 3"):
+        train.train(config, tmp_path / "run", resume=True)
+    assert len(runs.read_metrics(tmp_path / "run")) == 1  # left as it was found

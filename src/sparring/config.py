@@ -73,6 +73,8 @@ class Config:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        for name in ("lr", "awp"):  # in Python a number or a line will do
+            object.__setattr__(self, name, schedules.of(getattr(self, name)))
         for name, least in (("epochs", 1), ("batch_size", 1), ("validation", 1), ("seed", 0)):
             value = getattr(self, name)
             if value < least:

@@ -22,7 +22,7 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,8 +67,13 @@ class Run:
         return read_metrics(self.folder)
 
     def keep_metrics(self, epochs: int) -> None:
-        """Drop what was recorded after the first `epochs` epochs: a run that goes on records it again."""
+        """Drop what was recorded after the first `epochs` epochs: a run that goes on records it again.
+
+        Raises:
+            UserError: one of them has no record. Some objectives learn from the records: they would go on as others.
+        """
         kept = [record for record in self.metrics() if record["epoch"] <= epochs]
+        check_records(self.folder, kept, epochs)
         checkpoint.write_text(self.folder / METRICS, "".join(json.dumps(record) + "\n" for record in kept))
 
     def record(self, metrics: Mapping[str, Any]) -> None:
@@ -154,7 +159,8 @@ def open_run(folder: Path) -> Run:
         raise
     except (ValueError, KeyError, TypeError, AttributeError, OSError):
         raise UserError(
-            f"{path} is damaged: it is not the JSON that a run writes. Begin anew: sparring train ... --overwrite."
+            f"{path} is damaged: it is not the JSON that a run writes. The weights can still be evaluated; to train, "
+            "begin anew: sparring train ... --overwrite."
         ) from None
     return Run(folder, found, str(written.get("recipe", "")), str(written.get("images", "")))
 
@@ -174,6 +180,22 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
             with suppress(json.JSONDecodeError):
                 records.append(json.loads(line))
     return records
+
+
+def check_records(folder: Path, records: Sequence[Mapping[str, Any]], epochs: int) -> None:
+    """Refuse records that are not those of the first `epochs` epochs, one each."""
+    if [record.get("epoch") for record in records] != list(range(1, epochs + 1)):
+        there = len({record.get("epoch") for record in records})
+        raise UserError(
+            f"{folder / METRICS} is damaged: it has records of {there} epochs, where there should be {epochs}. "
+            "Put it back as it was. The weights are good: sparring evaluate takes them."
+        )
+
+
+def stage(facts: Mapping[str, Any]) -> str:
+    """Where a checkpoint stands: 'epoch 2', or 'epoch 2 and 11 steps' where a run was stopped amid the third."""
+    steps = facts.get("step") or 0
+    return f"epoch {facts['epoch']}" + (f" and {steps} step{'s' if steps > 1 else ''}" if steps else "")
 
 
 def note_environment(folder: Path, device: torch.device) -> None:

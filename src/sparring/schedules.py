@@ -124,6 +124,13 @@ def constant(value: float) -> Piecewise:
     return Piecewise(value)
 
 
+def of(given: Schedule | float | str) -> Schedule:
+    """A schedule as it is, from its one-line form, or of one value."""
+    if isinstance(given, Schedule):
+        return given
+    return parse(given) if isinstance(given, str) else constant(number(str(given)))
+
+
 def parse(text: str) -> Schedule:
     """A schedule from its one-line form."""
     text = text.replace(" ", "")

@@ -276,7 +276,10 @@ def _network(file: _File, described: Mapping[str, Any]) -> Network:
     if name is None:
         closest, _ = recognise.nearest(file.tensors)
         missing = recognise.differences(file.tensors, recognise.read_off(closest, file.tensors).shapes())
-        raise UserError(f"{file.path} is no architecture known here. {recognise.advice(file.tensors)} {missing}")
+        raise UserError(
+            f"{file.path} is no architecture known here. {recognise.advice(file.tensors)} {missing} A model of your "
+            "own is measured in Python: sparring.evaluate(model, x, y)."
+        )
     known = {key: described[key] for key in ("num_classes", "channels", "size") if key in described}
     network = recognise.read_off(name, file.tensors, **known)
     shapes = network.shapes()

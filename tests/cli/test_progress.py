@@ -24,8 +24,9 @@ def watched(small, folder, *, terminal, **options) -> str:
 def test_a_log_has_one_line_an_epoch_and_no_bar(tmp_path, small):
     lines = watched(small, tmp_path / "run", terminal=False).splitlines()
     assert lines[0].startswith("engine: ")
-    assert [line[:9] for line in lines[1:]] == ["epoch   1", "epoch   2", "epoch   3"]
-    assert all(word in lines[1] for word in ("loss", "natural", "PGD-10", "BPs", "tau 2", "images/s", "best"))
+    assert lines[1] == "validation after every epoch: 120 held-out images, natural and under PGD-10 at eps 0.3"
+    assert [line[:9] for line in lines[2:]] == ["epoch   1", "epoch   2", "epoch   3"]
+    assert all(word in lines[2] for word in ("loss", "natural", "PGD-10", "BPs", "tau 2", "images/s", "best"))
 
 
 def test_a_terminal_has_a_bar_with_the_time_left_and_bps(tmp_path, small):
@@ -47,8 +48,7 @@ def test_a_log_hears_of_a_long_epoch_once_a_minute(small, monkeypatch):
     for epoch, step in itertools.product((1, 2), range(1, 5)):
         bar.step(epoch, step, lambda: looks.append(None) or 6.54)
     bar.end()
-    assert printed.getvalue().splitlines() == [
-        "engine: plain",
+    assert printed.getvalue().splitlines()[2:] == [
         "FAT epoch 1/3  step 3 of 4  6.5 BPs  0:03:45 left",
         "FAT epoch 2/3  step 2 of 4  6.5 BPs  0:02:30 left",
     ]
@@ -63,7 +63,7 @@ def test_the_time_left_of_a_resumed_training_is_of_its_own_speed(small, monkeypa
     bar.begin(small, steps=100, epoch=3, engine="engine: plain")
     for step in (97, 98):  # it goes on amid an epoch
         bar.step(3, step, lambda: 10.0)
-    assert printed.getvalue().splitlines()[1:] == [
+    assert printed.getvalue().splitlines()[2:] == [
         "epoch 3/3  step 97 of 100  10.0 BPs  -:--:-- left",
         "epoch 3/3  step 98 of 100  10.0 BPs  0:02:02 left",
     ]
@@ -72,8 +72,8 @@ def test_the_time_left_of_a_resumed_training_is_of_its_own_speed(small, monkeypa
 def test_a_network_that_says_one_class_for_everything_is_told_once(tmp_path, small, monkeypatch):
     monkeypatch.setattr(models, "build", lambda *args, **facts: Deaf())
     lines = watched(small, tmp_path / "run", terminal=False).splitlines()
-    assert [line[:9] for line in lines[1:]] == ["epoch   1", "epoch   2", "note: for", "epoch   3"]
-    assert "the same class for every validation image" in lines[3] and "--seed" in lines[3]
+    assert [line[:9] for line in lines[2:]] == ["epoch   1", "epoch   2", "note: for", "epoch   3"]
+    assert "the same class for every validation image" in lines[4] and "--seed" in lines[4]
 
 
 class Deaf(nn.Module):

@@ -144,7 +144,8 @@ def test_a_foreign_file_among_evaluations_is_left_out_and_told(sparring):
 
 def test_a_run_without_an_epoch(sparring):
     assert sparring("train", *QUICK, "--out", "run").code == 0
-    Path("run/metrics.jsonl").write_text("")
+    for name in ("metrics.jsonl", "last.safetensors", "best.safetensors"):
+        Path("run", name).unlink()
     sparring("report", "run").mends("no finished epoch", "--resume")
 
 
@@ -373,3 +374,36 @@ def test_a_bound_beside_the_evaluations(sparring, evaluated, tmp_path):
     said = sparring("report", folder, "--walks", 0)
     assert said.code == 0, said
     assert "PGD-20" in page()[0]
+
+
+def test_damaged_runs_are_left_out_with_the_reason(sparring, finished, tmp_path):
+    for name in ("good", "cut", "empty", "torn"):
+        shutil.copytree(finished, tmp_path / "all" / name)
+    cut = tmp_path / "all" / "cut" / "metrics.jsonl"
+    cut.write_text(cut.read_text().splitlines()[0] + "\n")
+    (tmp_path / "all" / "empty" / "metrics.jsonl").write_text("")
+    torn = tmp_path / "all" / "torn" / "config.json"
+    torn.write_text(torn.read_text()[:100])
+    said = sparring("report", "all", "--walks", 0)
+    assert said.code == 0 and said.out.count("Left out: ") == 3 and "<h1>good</h1>" in page()[0]
+    assert "all/cut/metrics.jsonl is damaged: it has records of 1 epochs, where there should be 2." in page()[1].text
+    assert "all/empty/metrics.jsonl is damaged" in said.out and "all/torn/config.json is damaged" in said.out
+    sparring("report", "all/torn").mends("is damaged")
+
+
+def test_an_evaluation_amid_a_run_has_the_costs_up_to_there(sparring, finished, tmp_path):
+    run = shutil.copytree(finished, tmp_path / "run")
+    words = ["--protocol", "quick", "--eps", "0.3", "--limit", "40", "--no-doubts", "--device", "cpu"]
+    assert sparring("evaluate", run, *words).code == 0
+    (kept,) = (run / "evaluation").glob("*.json")
+    told = json.loads(kept.read_text())
+    told["about"]["facts"] |= {"epoch": 1, "step": 3}
+    kept.write_text(json.dumps(told))
+    (row,) = methods(run)
+    first, second = runs.read_metrics(run)
+    assert "checkpoint of epoch 1 and 3 steps" in row.measured and "1 of 2 epochs" in row.about
+    assert (row.backprops, row.seconds) == (first["backprops"], first["seconds"])
+    told["about"] |= {"which": "best"}  # known when all epochs are done
+    kept.write_text(json.dumps(told))
+    (row,) = methods(run)
+    assert row.seconds == first["seconds"] + second["seconds"]

@@ -287,6 +287,10 @@ def test_a_second_ctrl_c_stops_at_once(sparring, tmp_path, monkeypatch):
     monkeypatch.setattr(command, "train", stuck)
     said = sparring("train", *QUICK, "--out", "run")
     assert said.code == 1
+    said.one_line("interrupted before anything was begun.")
+    assert not Path("run").exists()
+    runs.create(Path("run"), find("fat-digits").config, "fat-digits")
+    said = sparring("train", *QUICK, "--out", "run", "--overwrite")
     said.one_line("since the last checkpoint are lost", "sparring train --out run --resume")
 
 
@@ -377,7 +381,7 @@ def test_a_curriculum_that_cannot_get_to_its_end_is_told():
 def test_a_finished_run_without_its_records(sparring, finished, tmp_path):
     run = shutil.copytree(finished, tmp_path / "run")
     (run / runs.METRICS).unlink()
-    sparring("train", "--out", run, "--resume").mends("has weights and no metrics.jsonl")
+    sparring("train", "--out", run, "--resume").mends("metrics.jsonl is damaged", "of 0 epochs")
 
 
 def test_a_folder_whose_name_checkpoints_cannot_have(sparring, tmp_path):

@@ -15,7 +15,19 @@ from PIL import Image
 
 from sparring.errors import UserError
 from sparring.report import Frame, Method, Walk, figures, write_page
-from sparring.report.page import Drawing, Exhibit, Picture, brief, chance, percent, png, table, tables, unbroken
+from sparring.report.page import (
+    Drawing,
+    Exhibit,
+    Picture,
+    brief,
+    chance,
+    drawings,
+    percent,
+    png,
+    table,
+    tables,
+    unbroken,
+)
 
 VOID = {"meta", "link", "img", "br", "hr", "input"}
 
@@ -80,7 +92,7 @@ def make_walk(tau=1, crossed=3, stopped=4, steps=10):
         Frame(k, rng.random((8, 8), dtype=np.float32), "3" if k < crossed else "8", k < crossed, 0.955 - 0.09 * k)
         for k in range(steps + 1)
     )
-    return Walk("3", tau, frames, stopped)
+    return Walk("3", tau, frames, stopped, 8 / 255, 0.003)
 
 
 def write(folder, **changes):
@@ -231,7 +243,7 @@ def test_without_walks_and_histories_their_sections_are_left_out(tmp_path):
 
 def test_whose_walks_they_are_or_why_there_are_none(tmp_path):
     page = Reader(write(tmp_path, walked="The model is that of FAT."))
-    assert "within a few steps. The model is that of FAT." in page.text
+    assert "in steps of 0.003 within eps 8/255. The model is that of FAT." in page.text
     page = write(tmp_path, walks=[], walked="No attack is walked: PGD fools no model.")
     places = [page.index(mark) for mark in ("What came out", 'id="why"', "No attack is walked: ", "How it went")]
     assert places == sorted(places) and page.count("No attack is walked: ") == 1
@@ -245,7 +257,8 @@ def test_a_note_needs_no_table(tmp_path):
 def test_any_text_is_text(tmp_path):
     evil = '<script>alert("1")</script>\'&'
     methods = [Method(evil, evil, {evil: 0.5, "Natural": 0.4, "PGD-20": 0.3}, 1.0, 1.0, history(0.5)) for _ in range(2)]
-    strange = Walk(evil, 0, tuple(Frame(k, np.zeros((2, 2), np.float32), evil, True, 0.5) for k in range(3)), 2)
+    frames = tuple(Frame(k, np.zeros((2, 2), np.float32), evil, True, 0.5) for k in range(3))
+    strange = Walk(evil, 0, frames, 2, 0.3, 0.03)
     page = write(
         tmp_path,
         title=evil,
@@ -352,3 +365,19 @@ def test_renders_in_a_browser_without_complaint(tmp_path):
     pixels = np.asarray(Image.open(picture).convert("L"))
     assert pixels.shape == (2400, 1100)
     assert (pixels[200:2200] < 100).mean() > 0.01  # something is drawn
+
+
+def test_courses_of_other_data_or_another_radius_are_drawn_apart():
+    def method(name, images, at):
+        return replace(METHODS[1], name=name, images=images, validated_at=at)
+
+    _, robust, *_ = alike = drawings([method("a", "digits", "eps 0.3"), method("b", "digits", "eps 0.3")])
+    assert len(alike) == 4  # natural, PGD-10, BPs and the trade-off
+    assert "The same images attacked, eps 0.3." in robust.caption and "validation images of" not in robust.svg
+    mixed = drawings(
+        [method("a", "digits", "eps 0.3"), method("b", "digits", "eps 0.2"), method("c", "cifar10", "eps 0.3")]
+    )
+    curves = [drawing for drawing in mixed if "validation images of" in drawing.svg]
+    titles = [re.search(r"validation images of (.*?) \(%\)", drawing.svg)[1] for drawing in curves]
+    assert titles == ["digits", "cifar10", "digits, eps 0.3", "digits, eps 0.2", "cifar10, eps 0.3"]
+    assert curves[0].caption.endswith("Last epoch: a 70.0 %, b 70.0 %.")

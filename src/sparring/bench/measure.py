@@ -184,6 +184,8 @@ class Bench:
                 speed = 2 * size * self.flops / self.step_times[size].median / 1e12
                 rows.append((f"attack step at {size}", f"{self.step_times[size].ms}  {speed:.3g} TFLOP/s"))
             bench.taken = int(bench.active.serial.item())
+        else:
+            rows.append(("attack step", "not measured: the plain path has no steps of fixed sizes"))
         self.found["steps"] = {size: dataclasses.asdict(time) for size, time in self.step_times.items()}
         return rows
 

@@ -141,9 +141,9 @@ def run(argv: list[str]) -> int:
 
 def _measured(asked: Arguments, result: Result, images: int) -> str:
     """What the table is about: the weights, the images, the protocols and the device."""
-    epoch = result.about["facts"].get("epoch")
+    facts = result.about["facts"]
     stage = [f"{asked.which} checkpoint"] if asked.path.is_dir() else []
-    stage += [] if epoch is None else [f"epoch {epoch}"]
+    stage += [] if facts.get("epoch") is None else [runs.stage(facts)]
     model = f"{asked.path} ({', '.join(stage)})" if stage else str(asked.path)
     radii = {name: PROTOCOLS[name].eps if asked.eps is None else asked.eps for name in asked.protocol}
     how = " and ".join(f"{name} at eps {pixels(eps)}" for name, eps in radii.items())

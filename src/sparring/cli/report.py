@@ -15,7 +15,7 @@ from sparring import runs
 from sparring.cli.arguments import parse
 from sparring.errors import UserError
 from sparring.recipes import paper
-from sparring.report.gather import foreign, hardware, strips
+from sparring.report.gather import foreign, hardware, strips, whole_history
 from sparring.report.gather import methods as rows_of
 from sparring.report.names import labels
 from sparring.report.page import Exhibit, Method, write_page
@@ -57,16 +57,21 @@ def run(argv: list[str]) -> int:
     found = {path: _run_folders(path) for path in options.paths}
     folders = list({folder.resolve(): folder for each in found.values() for folder in each}.values())
     exhibits = [one for path, each in found.items() if not each for one in _exhibits(path)]
-    ready = [folder for folder in folders if runs.read_metrics(folder)]
+    damaged = {folder: why for folder in folders if (why := _damage(folder))}
+    young = [folder for folder in folders if folder not in damaged and not runs.read_metrics(folder)]
+    ready = [folder for folder in folders if folder not in damaged and folder not in young]
     if not ready and not exhibits:
-        ready = folders  # the first of them says what it lacks
+        if damaged:
+            raise UserError(next(iter(damaged.values())))
+        ready = young  # the first of them says what it lacks
     names = labels({folder: runs.open_run(folder).config for folder in ready})
     methods = [row for folder, name in names.items() for row in rows_of(folder, name)]
     left_out = " ".join(
         filter(
             None,
             [
-                _left_out("for want of a finished epoch", [folder for folder in folders if folder not in ready]),
+                *(f"Left out: {why}" for why in damaged.values()),
+                _left_out("for want of a finished epoch", young),
                 _left_out("because it is no evaluation", [path for folder in ready for path in foreign(folder)]),
             ],
         )
@@ -146,6 +151,16 @@ def _weak(methods: list[Method]) -> str:
         "No number here is by AutoAttack, the attack that claims of robustness are held against: `sparring evaluate "
         "RUN --protocol autoattack`."
     )
+
+
+def _damage(folder: Path) -> str:
+    """What is wrong with a run's own files; nothing where all is well."""
+    try:
+        runs.open_run(folder)
+        whole_history(folder)
+    except UserError as error:
+        return str(error)
+    return ""
 
 
 def _left_out(why: str, paths: list[Path]) -> str:

@@ -96,6 +96,8 @@ def run(argv: list[str]) -> int:
     except Interrupted as interrupted:
         raise RunFailed(f"{interrupted}. {again}") from None
     except KeyboardInterrupt:
+        if not (folder / runs.CONFIG).exists():
+            raise RunFailed("interrupted before anything was begun.") from None
         raise RunFailed(f"interrupted at once; the steps since the last checkpoint are lost. {again}") from None
     except BrokenPipeError:
         let_go()
@@ -303,8 +305,7 @@ def _tell_stop(number: int) -> None:
 
 def _summary(folder: Path) -> None:
     records = runs.read_metrics(folder)
-    if not records:
-        raise UserError(f"{folder} has weights and no {runs.METRICS}: what was measured in training is lost.")
+    runs.check_records(folder, records, read_facts(folder / runs.LAST)["epoch"])
     best = max(records, key=lambda record: (record["pgd10"], record["natural"], -record["epoch"]))
     run = runs.open_run(folder)
     for name, record in (("best", best), ("last", records[-1])):

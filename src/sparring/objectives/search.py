@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from sparring import schedules
 from sparring.attacks import Found, friendly_pgd
 from sparring.attacks.setting import Model, check_radius, check_settings
 from sparring.errors import UserError
@@ -73,6 +74,8 @@ class Attack:
     """Steps beyond the boundary as a part of the mean steps of the last epoch: tau of fat-paced."""
 
     def __post_init__(self) -> None:
+        for name in ("eps", "tau", "fosc", "margin", "rho"):  # in Python a number or a line will do
+            object.__setattr__(self, name, schedules.of(getattr(self, name)))
         if max(self.eps.values()) <= 0 or min(self.eps.values()) < 0:
             raise UserError(f"attack.eps must not be negative and not be 0 throughout, got {self.eps}.")
         for eps in self.eps.values():

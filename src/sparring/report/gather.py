@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from sparring import runs, weights
+from sparring.checkpoint import read_facts
 from sparring.config import Config
 from sparring.data import load
 from sparring.errors import UserError
@@ -35,8 +36,16 @@ COLUMNS = {
     "autoattack": "AutoAttack",
     "worst": "Worst case",
 }
-_Numbers = tuple[dict[str, float], tuple[str, ...]]  # accuracies by column, and the doubts about them
 _LOOKED_AT = 1000  # test images among which the walks are chosen
+
+
+@dataclass(frozen=True)
+class _Numbers:
+    """One way in which a run was measured."""
+
+    accuracies: Mapping[str, float]  # by column
+    doubts: tuple[str, ...] = ()
+    epochs: int | None = None  # those it had behind it, where they are not all
 
 
 def methods(folder: Path, name: str = "") -> list[Method]:
@@ -46,7 +55,7 @@ def methods(folder: Path, name: str = "") -> list[Method]:
         name: what the page calls it; its folder's name where not given.
     """
     run = runs.open_run(folder)
-    history = run.metrics()
+    history = whole_history(folder)
     if not history:
         raise UserError(f"{folder} has no finished epoch yet. Continue it: sparring train --out {folder} --resume.")
     rows = _evaluated(folder, run.config)
@@ -54,22 +63,39 @@ def methods(folder: Path, name: str = "") -> list[Method]:
         held = f"{run.config.validation:,} validation images of {run.config.data}"
         how = f"eps {radius(run.config.validation_eps)}, {held}, last epoch"
         last = history[-1]
-        rows = {how: ({"Natural (validation)": last["natural"], "PGD-10 (validation)": last["pgd10"]}, ())}
-    return [
-        Method(
-            name=name or folder.name,
-            about=_about(run.config, len(history)),
-            accuracies=accuracies,
-            backprops=statistics.fmean(record["backprops"] for record in history),
-            seconds=sum(record["seconds"] for record in history),
-            history=history,
-            measured=measured,
-            doubts=doubts,
-            task=f"{run.config.data}, {run.config.model}, {len(history)} epochs",
-            held_out=run.config.validation,
-        )
-        for measured, (accuracies, doubts) in rows.items()
-    ]
+        rows = {how: _Numbers({"Natural (validation)": last["natural"], "PGD-10 (validation)": last["pgd10"]})}
+    return [_method(run, history, name or folder.name, measured, numbers) for measured, numbers in rows.items()]
+
+
+def _method(run: runs.Run, history: Sequence[Mapping[str, Any]], name: str, measured: str, numbers: _Numbers) -> Method:
+    """A row. What it cost is what its own epochs did: the run may have gone on since it was evaluated."""
+    spent = history[: numbers.epochs] or history
+    return Method(
+        name=name,
+        about=_about(run.config, len(spent)),
+        accuracies=numbers.accuracies,
+        backprops=statistics.fmean(record["backprops"] for record in spent),
+        seconds=sum(record["seconds"] for record in spent),
+        history=history,
+        measured=measured,
+        doubts=numbers.doubts,
+        task=f"{run.config.data}, {run.config.model}, {len(spent)} epochs",
+        held_out=run.config.validation,
+        images=run.config.data,
+        validated_at=f"eps {radius(run.config.validation_eps)}",
+    )
+
+
+def whole_history(folder: Path) -> list[dict[str, Any]]:
+    """The records of a run, one an epoch.
+
+    Raises:
+        UserError: some are missing, as of a file that was cut.
+    """
+    history = runs.read_metrics(folder)
+    saved = read_facts(folder / runs.LAST).get("epoch", 0) if (folder / runs.LAST).exists() else 0
+    runs.check_records(folder, history, max(saved, len(history)))
+    return history
 
 
 def _evaluated(folder: Path, config: Config) -> dict[str, _Numbers]:
@@ -82,13 +108,15 @@ def _evaluated(folder: Path, config: Config) -> dict[str, _Numbers]:
         result, groups, doubts = read
         where = str(result.about.get("data", config.data))
         which = "best checkpoint" if result.about.get("which") == "best" else ""
-        epoch = result.about.get("facts", {}).get("epoch")
-        if isinstance(epoch, int) and epoch != config.epochs:
-            which = f"{which or 'checkpoint'} of epoch {epoch}"
+        facts = result.about.get("facts", {})
+        epoch, spent = facts.get("epoch"), None
+        if isinstance(epoch, int) and (epoch != config.epochs or facts.get("step")):
+            spent = None if which else epoch  # the best one is known when all are done
+            which = f"{which or 'checkpoint'} of {runs.stage(facts)}"
         for eps, records in groups.items():
             key = (radius(eps), where, _protocols(records), which, _how(records))
             if key not in found or result.n >= found[key][0]:
-                found[key] = (result.n, (_accuracies(records, eps), doubts))
+                found[key] = (result.n, _Numbers(_accuracies(records, eps), doubts, spent))
     rows = {}
     for (eps_text, where, *rest), (n, numbers) in found.items():
         images = "1 image" if n == 1 else f"{n:,} images"

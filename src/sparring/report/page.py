@@ -26,6 +26,7 @@ from sparring._version import __version__
 from sparring.checkpoint import write_text
 from sparring.report import figures
 from sparring.report.beside import Line, best, spell
+from sparring.report.names import radius
 from sparring.report.walk import Walk
 
 _LEAST_PIXELS = 96  # smaller images are enlarged, every pixel a square
@@ -53,6 +54,8 @@ class Method:
     doubts: Sequence[str] = ()  # reasons not to believe them
     task: str = ""  # data, network, length: costs are compared where it is the same
     held_out: int = 0  # validation images behind the history; 0: not told
+    images: str = ""  # the data set; courses are drawn together where it is the same
+    validated_at: str = ""  # the radius of the history's PGD-10; so here too
 
 
 @dataclass(frozen=True)
@@ -191,28 +194,28 @@ def table(methods: Sequence[Method]) -> list[list[_Cell]]:
 
 def drawings(methods: Sequence[Method]) -> list[Drawing]:
     """The figures for which there are numbers: natural and PGD-10 accuracy and BPs by epoch, and the trade-off."""
-    natural = _series(methods, "natural", 100.0)
-    robust = _series(methods, "pgd10", 100.0)
     backprops = _series(methods, "backprops", 1.0)
     how, points = _tradeoff_points(methods)
     found = []
-    if natural:
-        what = "Natural accuracy on validation images (%)"
-        last = _last(natural, "{:.1f} %")
-        found.append(
-            _curves(
-                natural,
-                "natural",
-                what,
-                f"Images as they are{_held_out(methods)}: how soon each method gets there, and where it ends. "
-                f"Last epoch: {last}.",
+    for number, (images, group) in enumerate(_alike(methods, lambda method: method.images).items()):
+        if natural := _series(group, "natural", 100.0):
+            told = (
+                f"Images{images} as they are{_held_out(group)}: how soon each method gets there, and where it ends. "
+                f"Last epoch: {_last(natural, '{:.1f} %')}."
             )
-        )
-    if robust:
-        what = "Accuracy under PGD-10 on validation images (%)"
-        last = _last(robust, "{:.1f} %")
-        told = f"The same images attacked. A line along the floor is a model without a defence. Last epoch: {last}."
-        found.append(_curves(robust, "pgd10", what, told))
+            found.append(
+                _curves(natural, f"natural{number or ''}", f"Natural accuracy on validation images{images} (%)", told)
+            )
+    every = _alike(methods, lambda method: ", ".join(filter(None, [method.images, method.validated_at])))
+    for number, (where, group) in enumerate(every.items()):
+        if robust := _series(group, "pgd10", 100.0):
+            at = f", {group[0].validated_at}" if group[0].validated_at else ""
+            told = (
+                f"The same images attacked{at}. A line along the floor is a model "
+                f"without a defence. Last epoch: {_last(robust, '{:.1f} %')}."
+            )
+            what = f"Accuracy under PGD-10 on validation images{where} (%)"
+            found.append(_curves(robust, f"pgd10{number or ''}", what, told))
     if backprops:
         what = "Backward passes per training image"
         last = _last(backprops, "{:.1f}")
@@ -231,6 +234,14 @@ def drawings(methods: Sequence[Method]) -> list[Drawing]:
         told += f" Measured with {how}." if how else ""
         found.append(Drawing(Markup(svg), told))
     return found
+
+
+def _alike(methods: Sequence[Method], key: Callable[[Method], str]) -> dict[str, list[Method]]:
+    """The methods whose courses may be drawn together, by what they share, as ' of it' where they do not all."""
+    groups: dict[str, list[Method]] = {}
+    for method in methods:
+        groups.setdefault(key(method), []).append(method)
+    return {f" of {what}" if len(groups) > 1 else "": group for what, group in groups.items()}
 
 
 def _held_out(methods: Sequence[Method]) -> str:
@@ -298,6 +309,7 @@ def _templates() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     environment.filters |= {"chance": chance, "png": png, "unbroken": unbroken, "embedded": embedded, "spell": spell}
+    environment.filters["radius"] = radius
     environment.globals |= {"best": best, "many": _MANY}
     return environment
 

@@ -38,6 +38,8 @@ class Walk:
     tau: int
     frames: tuple[Frame, ...]  # step 0 (the image) to step K
     stopped_at: int  # steps the friendly attack took; K where it never stopped
+    eps: float
+    step_size: float
 
     @property
     def steps(self) -> int:
@@ -82,7 +84,7 @@ def walk(
         ]
         stopped = friendly_pgd(model, image, label, eps=eps, step_size=step_size, steps=steps, tau=tau).backprops
         frames = tuple(_frame(model, k, point, int(label), classes) for k, point in enumerate(path))
-        walks.append(Walk(_name(int(label), classes), tau, frames, int(stopped)))
+        walks.append(Walk(_name(int(label), classes), tau, frames, int(stopped), eps, step_size))
     return walks
 
 
