@@ -2,7 +2,7 @@
 
     config.json           the recipe's name and the whole configuration
     environment.json      versions, hardware and command of every session that worked on the run
-    metrics.jsonl         one line per epoch
+    metrics.jsonl         one line per epoch; lr and eps are those it began with
     last.safetensors      everything needed to continue: weights, momentum, place in the epoch
     best.safetensors      the weights of the best epoch on validation data
     events.out.tfevents…  the same metrics for TensorBoard
