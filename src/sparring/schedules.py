@@ -37,6 +37,12 @@ def spell(value: float) -> str:
     return str(int(value)) if value == int(value) else repr(value)
 
 
+def pixels(value: float) -> str:
+    """A radius as people write it: '8/255' for exactly that, else the number. 0.031 is not 8/255, and 0.2 is 0.2."""
+    short, parts = f"{value:.6g}", round(value * 255)
+    return f"{parts}/255" if parts and parts / 255 == value and float(short) != value else short
+
+
 @dataclass(frozen=True)
 class Start:
     """When a piece begins: at an epoch (1-based), or at a fraction of the run."""

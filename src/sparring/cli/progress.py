@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from sparring.cli.screen import Screen
 from sparring.config import Config
 from sparring.evaluation.meter import EVERY
-from sparring.report.names import radius
+from sparring.schedules import pixels
 
 _REFRESH = 0.5  # seconds between looks at the mean, which makes a GPU wait
 _UNKNOWN = "-:--:--"
@@ -45,7 +45,7 @@ class TrainingBar:
             self._print(engine)
             self._print(
                 f"validation after every epoch: {config.validation:,} held-out images, natural and under PGD-10 at "
-                f"eps {radius(config.validation_eps)}"
+                f"eps {pixels(config.validation_eps)}"
             )
         self.progress = Progress(
             TextColumn("{task.description}"),

@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
+from sparring import schedules
 from sparring.errors import did_you_mean
 
 WORST = "worst"
@@ -230,11 +231,8 @@ def interval(accuracy: float, n: int) -> tuple[float, float]:
 
 
 def pixels(value: float) -> str:
-    """'8/255' for exactly that, else the number."""
-    if value == 0:
-        return ""
-    parts = round(value * 255)
-    return f"{parts}/255" if parts and parts / 255 == value else f"{value:.6g}"
+    """As `schedules.pixels`; nothing for 0, which is no attack."""
+    return schedules.pixels(value) if value else ""
 
 
 def _spell(correct: Tensor) -> str:

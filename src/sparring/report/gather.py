@@ -20,9 +20,9 @@ from sparring.data import load
 from sparring.errors import UserError
 from sparring.evaluation import PROTOCOLS, Record, Result
 from sparring.evaluation.protocols import Climb
-from sparring.report.names import radius
 from sparring.report.page import Method
 from sparring.report.walk import Walk, choose, walk
+from sparring.schedules import pixels
 
 # As the page prints an attack. What is not here keeps its own name.
 COLUMNS = {
@@ -61,7 +61,7 @@ def methods(folder: Path, name: str = "") -> list[Method]:
     rows = _evaluated(folder, run.config)
     if not rows:
         held = f"{run.config.validation:,} validation images of {run.config.data}"
-        how = f"eps {radius(run.config.validation_eps)}, {held}, last epoch"
+        how = f"eps {pixels(run.config.validation_eps)}, {held}, last epoch"
         last = history[-1]
         rows = {how: _Numbers({"Natural (validation)": last["natural"], "PGD-10 (validation)": last["pgd10"]})}
     return [_method(run, history, name or folder.name, measured, numbers) for measured, numbers in rows.items()]
@@ -82,7 +82,7 @@ def _method(run: runs.Run, history: Sequence[Mapping[str, Any]], name: str, meas
         task=f"{run.config.data}, {run.config.model}, {len(spent)} epochs",
         held_out=run.config.validation,
         images=run.config.data,
-        validated_at=f"eps {radius(run.config.validation_eps)}",
+        validated_at=f"eps {pixels(run.config.validation_eps)}",
     )
 
 
@@ -114,7 +114,7 @@ def _evaluated(folder: Path, config: Config) -> dict[str, _Numbers]:
             spent = None if which else epoch  # the best one is known when all are done
             which = f"{which or 'checkpoint'} of {runs.stage(facts)}"
         for eps, records in groups.items():
-            key = (radius(eps), where, _protocols(records), which, _how(records))
+            key = (pixels(eps), where, _protocols(records), which, _how(records))
             if key not in found or result.n >= found[key][0]:
                 found[key] = (result.n, _Numbers(_accuracies(records, eps), doubts, spent))
     rows = {}

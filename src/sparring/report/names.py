@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sparring.config import Config, to_json
+from sparring.schedules import pixels
 
 _LETTERS = 25  # of a name in a drawing
 _RADII = ("eps", "step_size", "validation_eps")
@@ -41,12 +42,6 @@ def labels(found: Mapping[Path, Config]) -> dict[Path, str]:
     count = Counter(told.values())
     clash = [folder for folder, name in told.items() if count[name] > 1]
     return {folder: told[folder] for folder in found} | _paths(clash)
-
-
-def radius(eps: float) -> str:
-    """'8/255' for exactly that, else the number: 0.031 is not 8/255."""
-    parts = round(eps * 255)
-    return f"{parts}/255" if parts and parts / 255 == eps else f"{eps:.6g}"
 
 
 def shorten(names: Sequence[str]) -> dict[str, str]:
@@ -96,7 +91,7 @@ def _flat(config: Config) -> dict[str, Any]:
 def _spell(name: str, value: object) -> str:
     if name in _RADII:
         with suppress(ValueError):  # a schedule
-            return radius(float(str(value)))
+            return pixels(float(str(value)))
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 

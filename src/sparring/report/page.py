@@ -26,8 +26,8 @@ from sparring._version import __version__
 from sparring.checkpoint import write_text
 from sparring.report import figures
 from sparring.report.beside import Line, best, spell
-from sparring.report.names import radius
 from sparring.report.walk import Walk
+from sparring.schedules import pixels
 
 _LEAST_PIXELS = 96  # smaller images are enlarged, every pixel a square
 _MANY = 9  # columns of numbers: with more a row is set as a grid, as on a phone
@@ -197,25 +197,25 @@ def drawings(methods: Sequence[Method]) -> list[Drawing]:
     backprops = _series(methods, "backprops", 1.0)
     how, points = _tradeoff_points(methods)
     found = []
-    for number, (images, group) in enumerate(_alike(methods, lambda method: method.images).items()):
+    names = [method.name for method in methods]
+    for number, (of, group) in enumerate(_alike(methods, lambda method: method.images).items()):
         if natural := _series(group, "natural", 100.0):
             told = (
-                f"Images{images} as they are{_held_out(group)}: how soon each method gets there, and where it ends. "
+                f"{of}Images as they are{_held_out(group)}: how soon each method gets there, and where it ends. "
                 f"Last epoch: {_last(natural, '{:.1f} %')}."
             )
-            found.append(
-                _curves(natural, f"natural{number or ''}", f"Natural accuracy on validation images{images} (%)", told)
-            )
-    every = _alike(methods, lambda method: ", ".join(filter(None, [method.images, method.validated_at])))
-    for number, (where, group) in enumerate(every.items()):
+            what = "Natural accuracy on validation images (%)"
+            found.append(_curves(natural, f"natural{number or ''}", what, told, names))
+    every = _alike(methods, lambda method: f"{method.images}, {method.validated_at}")
+    for number, (of, group) in enumerate(every.items()):
         if robust := _series(group, "pgd10", 100.0):
-            at = f", {group[0].validated_at}" if group[0].validated_at else ""
+            at = f", {group[0].validated_at}" if group[0].validated_at and not of else ""
             told = (
-                f"The same images attacked{at}. A line along the floor is a model "
+                f"{of}The same images attacked{at}. A line along the floor is a model "
                 f"without a defence. Last epoch: {_last(robust, '{:.1f} %')}."
             )
-            what = f"Accuracy under PGD-10 on validation images{where} (%)"
-            found.append(_curves(robust, f"pgd10{number or ''}", what, told))
+            what = "Accuracy under PGD-10 on validation images (%)"
+            found.append(_curves(robust, f"pgd10{number or ''}", what, told, names))
     if backprops:
         what = "Backward passes per training image"
         last = _last(backprops, "{:.1f}")
@@ -223,7 +223,7 @@ def drawings(methods: Sequence[Method]) -> list[Drawing]:
             "What the attack costs. A flat line takes all its steps on every image; one below it stops early, and "
             f"where it rises the model has become harder to fool. Last epoch: {last}."
         )
-        found.append(_curves(backprops, "backprops", what, told, most=None))
+        found.append(_curves(backprops, "backprops", what, told, names, most=None))
     if len(points) > 1:
         what = "Accuracy under PGD-20 on test images (%)"
         each = "; ".join(f"{name} {x:.1f} and {y:.1f}" for name, (x, y) in points.items())
@@ -237,11 +237,11 @@ def drawings(methods: Sequence[Method]) -> list[Drawing]:
 
 
 def _alike(methods: Sequence[Method], key: Callable[[Method], str]) -> dict[str, list[Method]]:
-    """The methods whose courses may be drawn together, by what they share, as ' of it' where they do not all."""
+    """The methods whose courses may be drawn together, by what they share, as 'digits: '; '' where all share it."""
     groups: dict[str, list[Method]] = {}
     for method in methods:
         groups.setdefault(key(method), []).append(method)
-    return {f" of {what}" if len(groups) > 1 else "": group for what, group in groups.items()}
+    return {f"{what}: ": group for what, group in groups.items()} if len(groups) > 1 else {"": list(methods)}
 
 
 def _held_out(methods: Sequence[Method]) -> str:
@@ -309,7 +309,7 @@ def _templates() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     environment.filters |= {"chance": chance, "png": png, "unbroken": unbroken, "embedded": embedded, "spell": spell}
-    environment.filters["radius"] = radius
+    environment.filters["pixels"] = pixels
     environment.globals |= {"best": best, "many": _MANY}
     return environment
 
@@ -334,9 +334,17 @@ def _series(methods: Sequence[Method], key: str, times: float) -> dict[str, tupl
     return series
 
 
-def _curves(series: figures.Series, name: str, what: str, told: str, most: float | None = 100.0) -> Drawing:
+def _curves(
+    series: figures.Series,
+    name: str,
+    what: str,
+    told: str,
+    among: Sequence[str],
+    most: float | None = 100.0,
+) -> Drawing:
+    """Lines of some methods, which look alike in every drawing of all of them (`among`)."""
     alt = f"{what}, by epoch. Last epoch: {_last(series, '{:.1f}')}."
-    svg = figures.curves(series, name=name, title=what, alt=alt, most=most)
+    svg = figures.curves(series, name=name, title=what, alt=alt, most=most, among=among)
     return Drawing(Markup(svg), told)
 
 
