@@ -128,3 +128,9 @@ def test_environment_has_one_entry_per_session_and_no_absolute_path(tmp_path, sm
 def test_the_command_as_one_types_it(typed, noted, monkeypatch):
     monkeypatch.setattr("sys.argv", typed)
     assert runs.environment(torch.device("cpu"))["command"] == noted
+
+
+def test_where_a_checkpoint_stands():
+    places = [{"epoch": 2}, {"epoch": 2, "step": 0}, {"epoch": 0, "step": 1}, {"epoch": 2, "step": 11}]
+    told = ["epoch 2", "epoch 2", "epoch 0 and 1 step", "epoch 2 and 11 steps"]
+    assert [runs.stage(facts) for facts in places] == told

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from sparring import schedules
 from sparring.errors import UserError
-from sparring.schedules import OneCycle, Piecewise, Ramp, Start, constant, number, parse
+from sparring.schedules import OneCycle, Piecewise, Ramp, Start, constant, number, parse, pixels
 
 
 def test_piecewise_follows_the_paper():
@@ -95,3 +95,7 @@ def test_bad_schedules_are_refused(text, message):
 def test_spell_is_read_back():
     assert schedules.spell(2.0) == "2"
     assert schedules.spell(8 / 255) == "0.03137254901960784"
+
+
+def test_a_radius_as_people_write_it():
+    assert [pixels(value) for value in (8 / 255, 0.031, 0.2, 0.0)] == ["8/255", "0.031", "0.2", "0"]

@@ -111,6 +111,6 @@ def test_a_run_whose_records_were_damaged_does_not_go_on_as_another(tmp_path, sm
         train.train(config, tmp_path / "run", stop=lambda: len(runs.read_metrics(tmp_path / "run")) == 3)
     records = tmp_path / "run" / runs.METRICS
     records.write_text(records.read_text().splitlines(keepends=True)[0])
-    with pytest.raises(UserError, match="is damaged: it has records of 1 epochs, where there should be 3"):
+    with pytest.raises(UserError, match="of 3 epochs each should have a record, and there are 1"):
         train.train(config, tmp_path / "run", resume=True)
-    assert len(runs.read_metrics(tmp_path / "run")) == 1  # left as it was found
+    assert len(runs.read_metrics(tmp_path / "run")) == len(runs.read_environment(tmp_path / "run")) == 1  # as it was

@@ -176,19 +176,34 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     path = folder / METRICS
     records: list[dict[str, Any]] = []
     if path.exists():
-        for line in path.read_text(encoding="utf-8").splitlines():
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
             with suppress(json.JSONDecodeError):
-                records.append(json.loads(line))
+                record = json.loads(line)
+                records += [record] if isinstance(record, dict) else []
+    return records
+
+
+def whole_history(folder: Path) -> list[dict[str, Any]]:
+    """The records of a run, one an epoch.
+
+    Raises:
+        UserError: some are missing, as of a file that was cut.
+    """
+    last = folder / LAST
+    saved = int(checkpoint.read_facts(last).get("epoch", 0)) if last.exists() else 0  # first: it may be training
+    records = read_metrics(folder)
+    check_records(folder, records, max([saved, *(record.get("epoch", 0) for record in records)]))
     return records
 
 
 def check_records(folder: Path, records: Sequence[Mapping[str, Any]], epochs: int) -> None:
     """Refuse records that are not those of the first `epochs` epochs, one each."""
-    if [record.get("epoch") for record in records] != list(range(1, epochs + 1)):
-        there = len({record.get("epoch") for record in records})
+    there = [record.get("epoch") for record in records]
+    if there != list(range(1, epochs + 1)):
+        told = ", ".join(map(str, there[:8])) + (", ..." if len(there) > 8 else "") if there else "none"
         raise UserError(
-            f"{folder / METRICS} is damaged: it has records of {there} epochs, where there should be {epochs}. "
-            "Put it back as it was. The weights are good: sparring evaluate takes them."
+            f"{folder / METRICS} is damaged: of {epochs} epochs each should have a record, and there are {told}. Put "
+            "it back as it was. The weights are good: sparring evaluate takes them."
         )
 
 

@@ -106,13 +106,13 @@ def train(
     _check_last_batch(state.model, len(training), config.batch_size)
     with runs.claimed(folder), on(device):  # after what may be refused
         run = _open(folder, config, recipe, data.fingerprint, resume=resume, overwrite=overwrite)
-        runs.note_environment(folder, device)
         saved = run.last(device)
         if saved is not None:
             restore(state, saved)
             # Written just before the other: a cut between the two leaves it newer, and then it is the one to beat.
             state.best = read_facts(folder / runs.BEST).get("metrics", state.best)
         run.keep_metrics(state.epoch - 1)
+        runs.note_environment(folder, device)
         parts = engine_for(config, state, data, device, engine)
         if saved is not None and parts.average is not None:
             parts.average.restore(saved.part("average"))
@@ -217,8 +217,8 @@ def _record(
         attack = {"eps": setting.eps, "step_size": setting.step_size, "steps": setting.steps, "start": setting.start}
         (accuracy,) = _accuracies(model, held, [attack if setting.eps else None], config.seed, network)
         own |= {"steps": setting.steps, "own": accuracy}
-    if natural == robust and _one_class(model, held):
-        own["one_class"] = True  # nothing else a network says can be deaf to every attack
+    if _one_class(model, held):
+        own["one_class"] = True
     return {
         "epoch": state.epoch,
         "lr": config.lr.at(state.epoch, config.epochs),
@@ -264,13 +264,13 @@ def _accuracies(
 
 
 def _one_class(model: nn.Module, split: Split) -> bool:
-    """Whether it says the same for every image, as a network does whose units are dead."""
+    """Whether it says the same for images of several classes, as a network does whose units are dead."""
     was_training = model.training
     model.eval()
     with torch.no_grad():
         said = torch.cat([model(x).argmax(dim=1) for x, _ in batches(split, _EVALUATION_BATCH)])
     model.train(was_training)
-    return bool((said == said[0]).all())
+    return bool((said == said[0]).all() and (split.y != split.y[0]).any())
 
 
 def _score(record: dict[str, Any]) -> tuple[float, float]:

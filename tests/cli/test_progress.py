@@ -93,3 +93,6 @@ def test_one_class_is_one_for_all_images():
     held = load("digits").test
     assert _one_class(Deaf(), held)
     assert not _one_class(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), held)
+    assert not _one_class(Deaf(), held.head(1))  # one image is always one class
+    dropping = nn.Sequential(Deaf(), nn.Dropout(0.99))
+    assert _one_class(dropping, held) and dropping.training  # judged in eval mode, left as it was

@@ -377,16 +377,19 @@ def test_a_bound_beside_the_evaluations(sparring, evaluated, tmp_path):
 
 
 def test_damaged_runs_are_left_out_with_the_reason(sparring, finished, tmp_path):
-    for name in ("good", "cut", "empty", "torn"):
+    for name in ("good", "cut", "empty", "torn", "session", "bytes"):
         shutil.copytree(finished, tmp_path / "all" / name)
     cut = tmp_path / "all" / "cut" / "metrics.jsonl"
     cut.write_text(cut.read_text().splitlines()[0] + "\n")
     (tmp_path / "all" / "empty" / "metrics.jsonl").write_text("")
     torn = tmp_path / "all" / "torn" / "config.json"
     torn.write_text(torn.read_text()[:100])
+    (tmp_path / "all" / "session" / "environment.json").write_text("[{")
+    (tmp_path / "all" / "bytes" / "metrics.jsonl").write_bytes(b"[]\n\xff\xfe\n")
     said = sparring("report", "all", "--walks", 0)
-    assert said.code == 0 and said.out.count("Left out: ") == 3 and "<h1>good</h1>" in page()[0]
-    assert "all/cut/metrics.jsonl is damaged: it has records of 1 epochs, where there should be 2." in page()[1].text
+    assert said.code == 0 and said.out.count("Left out: ") == 5 and "<h1>good</h1>" in page()[0]
+    told = "all/cut/metrics.jsonl is damaged: of 2 epochs each should have a record, and there are 1."
+    assert told in page()[1].text
     assert "all/empty/metrics.jsonl is damaged" in said.out and "all/torn/config.json is damaged" in said.out
     sparring("report", "all/torn").mends("is damaged")
 
@@ -407,3 +410,16 @@ def test_an_evaluation_amid_a_run_has_the_costs_up_to_there(sparring, finished, 
     kept.write_text(json.dumps(told))
     (row,) = methods(run)
     assert row.seconds == first["seconds"] + second["seconds"]
+    told["about"] |= {"which": "last"}
+    told["about"]["facts"] |= {"epoch": 0}
+    kept.write_text(json.dumps(told))
+    (row,) = methods(run)
+    assert "0 of 2 epochs" in row.about and (row.backprops, row.seconds) == (0.0, 0)
+
+
+def test_records_may_be_ahead_of_the_checkpoint(finished, tmp_path):
+    """As of a run that was killed between the two, or whose epochs are too short to be saved each."""
+    run = shutil.copytree(finished, tmp_path / "run")
+    records = runs.read_metrics(run)
+    runs.Run(run, runs.open_run(run).config, "").record({**records[-1], "epoch": 3})
+    assert len(runs.whole_history(run)) == 3

@@ -290,7 +290,8 @@ def test_a_second_ctrl_c_stops_at_once(sparring, tmp_path, monkeypatch):
     said.one_line("interrupted before anything was begun.")
     assert not Path("run").exists()
     runs.create(Path("run"), find("fat-digits").config, "fat-digits")
-    said = sparring("train", *QUICK, "--out", "run", "--overwrite")
+    sparring("train", *QUICK, "--out", "run", "--overwrite").one_line("interrupted before anything was begun.")
+    said = sparring("train", "--out", "run", "--resume")
     said.one_line("since the last checkpoint are lost", "sparring train --out run --resume")
 
 
@@ -381,7 +382,7 @@ def test_a_curriculum_that_cannot_get_to_its_end_is_told():
 def test_a_finished_run_without_its_records(sparring, finished, tmp_path):
     run = shutil.copytree(finished, tmp_path / "run")
     (run / runs.METRICS).unlink()
-    sparring("train", "--out", run, "--resume").mends("metrics.jsonl is damaged", "of 0 epochs")
+    sparring("train", "--out", run, "--resume").mends("metrics.jsonl is damaged", "and there are none.")
 
 
 def test_a_folder_whose_name_checkpoints_cannot_have(sparring, tmp_path):

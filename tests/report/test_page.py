@@ -380,3 +380,15 @@ def test_courses_of_other_data_or_another_radius_are_drawn_apart():
     starts = [drawing.caption.partition(": ")[0] for drawing in mixed[:5]]
     assert starts == ["digits", "cifar10", "digits, eps 0.3", "digits, eps 0.2", "cifar10, eps 0.3"]
     assert mixed[0].caption.endswith("Last epoch: a 70.0 %, b 70.0 %.")
+    assert 'aria-label="digits, eps 0.2: Accuracy under PGD-10' in mixed[3].svg
+    ids = re.findall(r'id="([^"]+)"', "".join(drawing.svg for drawing in mixed))
+    assert len(ids) == len(set(ids))
+    alone = drawings([method("b", "digits", "eps 0.2")])[1].svg
+    assert looks(mixed[3].svg) != looks(alone)  # b looks as it does beside the others
+    unknown = drawings([method("a", "digits", "eps 0.3"), METHODS[2]])
+    assert [drawing.caption[:6] for drawing in unknown[:2]] == ["digits", "Images"]
+
+
+def looks(svg):
+    """The line's style and colour."""
+    return re.findall(r"stroke-dasharray: [^;]*|stroke: #\w+", svg)

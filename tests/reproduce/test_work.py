@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from sparring import config as configs
+from sparring import runs
 from sparring.data import batches, load
+from sparring.errors import UserError
 from sparring.evaluation import Climb, Part, Protocol
 from sparring.recipes.paper import Robustness
 from sparring.report import gather
@@ -108,6 +110,18 @@ def test_a_stop_in_training_and_one_in_measuring_change_nothing(tmp_path, measur
     carry_out([job], Bench(torch.device("cpu")))
     assert found_in(job) == found_in(planned(TABLE, measured)[1])
     assert results.read(job.path)["sessions"] == 2
+
+
+def test_a_run_whose_records_were_cut_leaves_its_result_as_it_was(tmp_path):
+    (job,) = planned(TABLE, tmp_path, rows=("fat",), scale="full", seeds=(0,))
+    with pytest.raises(Stopped):
+        carry_out([job], Bench(torch.device("cpu"), stop=lambda: len(runs.read_metrics(job.folder)) == 2))
+    before = job.path.read_bytes()
+    records = job.folder / runs.METRICS
+    records.write_text(records.read_text().splitlines(keepends=True)[1])
+    with pytest.raises(UserError, match="is damaged"):
+        carry_out([job], Bench(torch.device("cpu")))
+    assert job.path.read_bytes() == before
 
 
 def test_a_course_is_lent_where_the_run_itself_is_gone(tmp_path, measured, monkeypatch):

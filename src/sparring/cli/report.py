@@ -15,7 +15,7 @@ from sparring import runs
 from sparring.cli.arguments import parse
 from sparring.errors import UserError
 from sparring.recipes import paper
-from sparring.report.gather import foreign, hardware, strips, whole_history
+from sparring.report.gather import foreign, hardware, strips
 from sparring.report.gather import methods as rows_of
 from sparring.report.names import labels
 from sparring.report.page import Exhibit, Method, write_page
@@ -157,7 +157,8 @@ def _damage(folder: Path) -> str:
     """What is wrong with a run's own files; nothing where all is well."""
     try:
         runs.open_run(folder)
-        whole_history(folder)
+        runs.whole_history(folder)
+        runs.read_environment(folder)
     except UserError as error:
         return str(error)
     return ""

@@ -69,6 +69,7 @@ def run(argv: list[str]) -> int:
     device = pick_device(options.device)
     data = _data(wanted, resume=options.resume)
     again = f"Continue with: {_again(folder, options)}"
+    before = _written(folder)
     try:
         print(
             f"{wanted.objective} on {data.name} ({len(data.train)} training and {len(data.test)} test images, "
@@ -96,7 +97,7 @@ def run(argv: list[str]) -> int:
     except Interrupted as interrupted:
         raise RunFailed(f"{interrupted}. {again}") from None
     except KeyboardInterrupt:
-        if not (folder / runs.CONFIG).exists():
+        if not options.resume and _written(folder) == before:
             raise RunFailed("interrupted before anything was begun.") from None
         raise RunFailed(f"interrupted at once; the steps since the last checkpoint are lost. {again}") from None
     except BrokenPipeError:
@@ -104,6 +105,12 @@ def run(argv: list[str]) -> int:
         raise RunFailed(f"stopped, because nobody reads the output any more. {again}") from None
     _summary(folder)
     return 0
+
+
+def _written(folder: Path) -> int:
+    """When the run in a folder was begun, 0 for none: two runs differ in it."""
+    config = folder / runs.CONFIG
+    return config.stat().st_mtime_ns if config.exists() else 0
 
 
 def _data(wanted: Config, *, resume: bool) -> Dataset:
@@ -304,8 +311,7 @@ def _tell_stop(number: int) -> None:
 
 
 def _summary(folder: Path) -> None:
-    records = runs.read_metrics(folder)
-    runs.check_records(folder, records, read_facts(folder / runs.LAST)["epoch"])
+    records = runs.whole_history(folder)
     best = max(records, key=lambda record: (record["pgd10"], record["natural"], -record["epoch"]))
     run = runs.open_run(folder)
     for name, record in (("best", best), ("last", records[-1])):

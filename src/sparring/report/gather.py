@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from sparring import runs, weights
-from sparring.checkpoint import read_facts
 from sparring.config import Config
 from sparring.data import load
 from sparring.errors import UserError
@@ -55,7 +54,7 @@ def methods(folder: Path, name: str = "") -> list[Method]:
         name: what the page calls it; its folder's name where not given.
     """
     run = runs.open_run(folder)
-    history = whole_history(folder)
+    history = runs.whole_history(folder)
     if not history:
         raise UserError(f"{folder} has no finished epoch yet. Continue it: sparring train --out {folder} --resume.")
     rows = _evaluated(folder, run.config)
@@ -68,13 +67,13 @@ def methods(folder: Path, name: str = "") -> list[Method]:
 
 
 def _method(run: runs.Run, history: Sequence[Mapping[str, Any]], name: str, measured: str, numbers: _Numbers) -> Method:
-    """A row. What it cost is what its own epochs did: the run may have gone on since it was evaluated."""
-    spent = history[: numbers.epochs] or history
+    """A row. What it cost is what the epochs before it did: the run may have gone on since it was evaluated."""
+    spent = history[: numbers.epochs]
     return Method(
         name=name,
         about=_about(run.config, len(spent)),
         accuracies=numbers.accuracies,
-        backprops=statistics.fmean(record["backprops"] for record in spent),
+        backprops=statistics.fmean(record["backprops"] for record in spent) if spent else 0.0,
         seconds=sum(record["seconds"] for record in spent),
         history=history,
         measured=measured,
@@ -84,18 +83,6 @@ def _method(run: runs.Run, history: Sequence[Mapping[str, Any]], name: str, meas
         images=run.config.data,
         validated_at=f"eps {pixels(run.config.validation_eps)}",
     )
-
-
-def whole_history(folder: Path) -> list[dict[str, Any]]:
-    """The records of a run, one an epoch.
-
-    Raises:
-        UserError: some are missing, as of a file that was cut.
-    """
-    history = runs.read_metrics(folder)
-    saved = read_facts(folder / runs.LAST).get("epoch", 0) if (folder / runs.LAST).exists() else 0
-    runs.check_records(folder, history, max(saved, len(history)))
-    return history
 
 
 def _evaluated(folder: Path, config: Config) -> dict[str, _Numbers]:
@@ -111,7 +98,7 @@ def _evaluated(folder: Path, config: Config) -> dict[str, _Numbers]:
         facts = result.about.get("facts", {})
         epoch, spent = facts.get("epoch"), None
         if isinstance(epoch, int) and (epoch != config.epochs or facts.get("step")):
-            spent = None if which else epoch  # the best one is known when all are done
+            spent = None if which else epoch  # a best one is chosen among all there are: it has the costs of all
             which = f"{which or 'checkpoint'} of {runs.stage(facts)}"
         for eps, records in groups.items():
             key = (pixels(eps), where, _protocols(records), which, _how(records))

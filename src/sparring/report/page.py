@@ -205,8 +205,8 @@ def drawings(methods: Sequence[Method]) -> list[Drawing]:
                 f"Last epoch: {_last(natural, '{:.1f} %')}."
             )
             what = "Natural accuracy on validation images (%)"
-            found.append(_curves(natural, f"natural{number or ''}", what, told, names))
-    every = _alike(methods, lambda method: f"{method.images}, {method.validated_at}")
+            found.append(_curves(natural, f"natural{number or ''}", what, told, names, of))
+    every = _alike(methods, lambda method: ", ".join(filter(None, [method.images, method.validated_at])))
     for number, (of, group) in enumerate(every.items()):
         if robust := _series(group, "pgd10", 100.0):
             at = f", {group[0].validated_at}" if group[0].validated_at and not of else ""
@@ -215,7 +215,7 @@ def drawings(methods: Sequence[Method]) -> list[Drawing]:
                 f"without a defence. Last epoch: {_last(robust, '{:.1f} %')}."
             )
             what = "Accuracy under PGD-10 on validation images (%)"
-            found.append(_curves(robust, f"pgd10{number or ''}", what, told, names))
+            found.append(_curves(robust, f"pgd10{number or ''}", what, told, names, of))
     if backprops:
         what = "Backward passes per training image"
         last = _last(backprops, "{:.1f}")
@@ -241,7 +241,9 @@ def _alike(methods: Sequence[Method], key: Callable[[Method], str]) -> dict[str,
     groups: dict[str, list[Method]] = {}
     for method in methods:
         groups.setdefault(key(method), []).append(method)
-    return {f"{what}: ": group for what, group in groups.items()} if len(groups) > 1 else {"": list(methods)}
+    if len(groups) < 2:
+        return {"": list(methods)}
+    return {f"{what}: " if what else "": group for what, group in groups.items()}
 
 
 def _held_out(methods: Sequence[Method]) -> str:
@@ -340,10 +342,11 @@ def _curves(
     what: str,
     told: str,
     among: Sequence[str],
+    of: str = "",
     most: float | None = 100.0,
 ) -> Drawing:
     """Lines of some methods, which look alike in every drawing of all of them (`among`)."""
-    alt = f"{what}, by epoch. Last epoch: {_last(series, '{:.1f}')}."
+    alt = f"{of}{what}, by epoch. Last epoch: {_last(series, '{:.1f}')}."
     svg = figures.curves(series, name=name, title=what, alt=alt, most=most, among=among)
     return Drawing(Markup(svg), told)
 

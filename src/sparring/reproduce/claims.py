@@ -63,7 +63,8 @@ def by_radius(name: str, lines: Mapping[str, Line]) -> list[str]:
     verdict = "confirmed" if holds == len(told) else "confirmed in part" if holds else "not confirmed"
     of = "line" if len(told) == 1 else "lines"
     counted = (
-        f"{holds} of {len(told)} {of}: less natural accuracy lost than by {original}, a gain at 2 eps, ahead at last"
+        f"{holds} of {len(told)} {of}: {original} loses natural and PGD-20 accuracy, the line less of the natural; it "
+        "gains at 2 eps, and ends ahead but there"
     )
     how = f"In brackets {original}; differences at the last radius are known to ± {rounded(noise)}."
     rest = [f"Too few radii to compare {original} with: {', '.join(alone)}."] if alone else []

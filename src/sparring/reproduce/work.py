@@ -190,7 +190,7 @@ def _facts(job: Job, bench: Bench, how_far: State, memory: float | None = None) 
         "environment": runs.environment(bench.device),
     }
     if job.folder is not None:
-        history = runs.read_metrics(job.folder)
+        history = runs.whole_history(job.folder)
         facts["history"] = results.columns(history)
         facts["training_seconds"] = round(sum(record["seconds"] for record in history), 2)
         facts["sessions"] = len(sessions := runs.read_environment(job.folder))
