@@ -30,7 +30,7 @@ def test_frames_are_the_attacks_iterates(model, batch, tau):
     x, y = batch[0][:4], batch[1][:4]
     for i, found in enumerate(walk(model, x, y, tau=tau, **SETTING)):
         one, label = x[i : i + 1], y[i : i + 1]
-        assert found.steps == 8
+        assert found.steps == 8 and (found.eps, found.step_size) == (SETTING["eps"], SETTING["step_size"])
         assert [frame.step for frame in found.frames] == list(range(9))
         assert np.array_equal(found.frames[0].image, one[0, 0].numpy())
         for k in range(1, 9):
