@@ -38,6 +38,15 @@ def same_run(one: Path, other: Path) -> None:
         assert a.facts["epoch"] == b.facts["epoch"]
 
 
+def in_two_parts(config, folder: Path, moment: int) -> Path:
+    """Trained, stopped after so many steps, and continued to its end."""
+    steps = iter(range(1000))
+    with pytest.raises(Interrupted):
+        train.train(config, folder, tensorboard=False, stop=lambda: next(steps) == moment - 1)
+    train.train(config, folder, resume=True, tensorboard=False)
+    return folder
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory, small) -> Path:
     """`small`, left alone."""
@@ -127,11 +136,7 @@ def test_training_leaves_the_global_random_state(tmp_path, small):
 @pytest.mark.parametrize("moment", [1, 4, 5, 6, 9, 14])
 def test_stopping_and_resuming_is_exact(tmp_path, small, whole, moment):
     """Five steps an epoch: before, at and after its end, and in a later epoch."""
-    steps = iter(range(1000))
-    with pytest.raises(Interrupted):
-        train.train(small, tmp_path / "parts", tensorboard=False, stop=lambda: next(steps) == moment - 1)
-    train.train(small, tmp_path / "parts", resume=True, tensorboard=False)
-    same_run(whole, tmp_path / "parts")
+    same_run(whole, in_two_parts(small, tmp_path / "parts", moment))
 
 
 @pytest.mark.parametrize("engine", ["plain", "fast"])

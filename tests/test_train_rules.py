@@ -16,7 +16,7 @@ from sparring.objectives.cat import mastered_steps
 from sparring.schedules import constant, parse
 from sparring.train import Interrupted
 from sparring.weights import load_model
-from tests.test_train import same_run
+from tests.test_train import in_two_parts, same_run
 
 
 @pytest.fixture(scope="module")
@@ -63,11 +63,7 @@ def test_cat_watches_its_own_attack(lessons):
 @pytest.mark.parametrize("moment", [7, 15, 18, 25, 27])
 def test_cat_resumes_exactly_with_its_step_count(tmp_path, lessons, moment):
     config, whole = lessons
-    steps = iter(range(1000))
-    with pytest.raises(Interrupted):
-        train.train(config, tmp_path / "parts", tensorboard=False, stop=lambda: next(steps) == moment - 1)
-    train.train(config, tmp_path / "parts", resume=True, tensorboard=False)
-    same_run(whole, tmp_path / "parts")
+    same_run(whole, in_two_parts(config, tmp_path / "parts", moment))
 
 
 @pytest.fixture(scope="module")
@@ -98,11 +94,7 @@ def test_the_record_holds_the_tau_that_was_used(tmp_path, paces):
 @pytest.mark.parametrize("moment", [19, 30, 60])
 def test_a_tau_by_rule_resumes_exactly(tmp_path, paces, moment):
     config, whole = paces
-    steps = iter(range(1000))
-    with pytest.raises(Interrupted):
-        train.train(config, tmp_path / "parts", tensorboard=False, stop=lambda: next(steps) == moment - 1)
-    train.train(config, tmp_path / "parts", resume=True, tensorboard=False)
-    same_run(whole, tmp_path / "parts")
+    same_run(whole, in_two_parts(config, tmp_path / "parts", moment))
 
 
 def test_a_run_whose_records_were_damaged_does_not_go_on_as_another(tmp_path, small):

@@ -76,6 +76,17 @@ def test_a_network_that_says_one_class_for_everything_is_told_once(tmp_path, sma
     assert "the same class for every validation image" in lines[4] and "--seed" in lines[4]
 
 
+def test_one_class_must_be_said_in_a_row():
+    printed = io.StringIO()
+    bar = TrainingBar(Console(file=printed, width=300))
+    numbers = {"tau": None, "loss": 2.3, "natural": 0.1, "pgd10": 0.1, "backprops": 1.0, "seconds": 1.0}
+    for epoch, dull in enumerate((True, False, True), 1):
+        bar.epoch(
+            {"epoch": epoch, "images_per_second": 9.0, **numbers, **({"one_class": True} if dull else {})}, best=False
+        )
+    assert "note" not in printed.getvalue()
+
+
 class Deaf(nn.Module):
     """Its one unit is dead."""
 
