@@ -11,7 +11,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import statistics
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,6 +31,7 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--recipe", default="fat-cifar10-resnet18")
     parser.add_argument("--model", default="small_cnn")
+    parser.add_argument("--data", default="cifar10")
     parser.add_argument("--pairs", nargs="+", default=["1:100", "8:100", "8:25", "8:13"])
     parser.add_argument("--images", type=int, default=12_800)
     parser.add_argument("--tau", type=int, default=1)
@@ -36,17 +39,20 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     given = parser.parse_args()
     device = torch.device(given.device)
-    config = replace(recipes.find(given.recipe).config, model=given.model, lr=constant(0.02))
+    config = replace(recipes.find(given.recipe).config, model=given.model, data=given.data, lr=constant(0.02))
     found = {**runs.environment(device), "given": vars(given) | {"out": given.out.name}, "pairs": []}
     for pair in given.pairs:
         count, share = map(int, pair.split(":"))
         os.environ[SHARE] = str(share)
+        began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
         each = images_per_second(config, count, device=device, images=given.images, tau=given.tau, rounds=given.rounds)
         speed = statistics.median(each)
-        found["pairs"].append({"runs": count, "share": share, "images_per_second": speed, "each": each})
+        wall, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
+        cores = (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime) / wall
+        found["pairs"].append({"runs": count, "share": share, "images_per_second": speed, "each": each, "cores": cores})
         given.out.write_text(json.dumps(found, indent=1))
         ratio = speed / found["pairs"][0]["images_per_second"]
-        print(f"{count:2} runs, {share:3} % each: {speed:10,.0f} images/s  {ratio:.2f}x", flush=True)
+        print(f"{count:2} runs, {share:3} % each: {speed:10,.0f} images/s  {ratio:.2f}x, {cores:.1f} cores in {wall:.0f} s", flush=True)
 
 
 if __name__ == "__main__":
