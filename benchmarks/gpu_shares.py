@@ -52,7 +52,8 @@ def main() -> None:
         found["pairs"].append({"runs": count, "share": share, "images_per_second": speed, "each": each, "cores": cores})
         given.out.write_text(json.dumps(found, indent=1))
         ratio = speed / found["pairs"][0]["images_per_second"]
-        print(f"{count:2} runs, {share:3} % each: {speed:10,.0f} images/s  {ratio:.2f}x, {cores:.1f} cores in {wall:.0f} s", flush=True)
+        told = f"{speed:10,.0f} images/s  {ratio:.2f}x, {cores:.1f} cores in {wall:.0f} s"
+        print(f"{count:2} runs, {share:3} % each: {told}", flush=True)
 
 
 if __name__ == "__main__":

@@ -21,13 +21,16 @@ def by_tau(name: str, line: Line, knee: float) -> str:
     first, last = min(line), max(line)
     if knee not in line or not first < knee < last or not all({"natural", *_ATTACKS} <= set(p) for p in line.values()):
         return ""
-    steps = pairwise(line[tau]["natural"].middle for tau in sorted(line))
-    throughout = all(after < before for before, after in steps)
-    falls = throughout and _surely(line[first], line[last], "natural") < 0
+    steps = list(pairwise(line[tau] for tau in sorted(line)))
+    rising = [after["natural"].middle >= before["natural"].middle for before, after in steps]
+    surely_rising = any(_surely(before, after, "natural") > 0 for before, after in steps)
+    falls = not surely_rising and _surely(line[first], line[last], "natural") < 0
     rises = all(_surely(line[first], line[knee], attack) > 0 for attack in _ATTACKS)
     stays = all(_surely(line[knee], line[last], attack) == 0 for attack in _ATTACKS)
     verdict = "confirmed" if falls and rises and stays else "confirmed in part" if falls or rises else "not confirmed"
-    course = "falling throughout" if throughout else "not falling throughout"
+    course = "not falling throughout" if surely_rising else "falling throughout"
+    if any(rising) and not surely_rising:
+        course += f" but for {sum(rising)} of {len(rising)} steps, within the noise"
     natural = f"natural {_change(line[first], line[last], 'natural')} in all, {course}"
     robust = [
         f"{spelled} {_change(line[first], line[knee], attack)} up to tau {knee:g} and "
