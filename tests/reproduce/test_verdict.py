@@ -202,7 +202,7 @@ def test_lines(measured, tmp_path):
         (
             "fig-tau",
             [
-                "Small CNN: confirmed in part. In points, natural -8.2 ± 0.7 in all, falling throughout but for 1 of 10",
+                "Small CNN: confirmed in part. In points, natural -8.2 ± 0.7 in all, falling throughout but for 1 of",
                 "Small CNN, tau 0 → 2 → 10: Natural 85.9 → 82.6 → 77.7; PGD-20 38.3 → 43.0 → 45.3.",
                 "ResNet-18: confirmed in part. In points, natural -7.8 ± 0.6 in all, falling throughout; PGD-20 +5.5",
                 "ResNet-18, tau 0 → 2 → 10: Natural 86.7 → 83.3 → 78.8; PGD-20 43.5 → 49.0 → 50.0.",
