@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from sparring.reproduce import results
-from sparring.reproduce.collect import about, cells, collect, lines, notes
+from sparring.reproduce.collect import _seeds, about, cells, collect, lines, notes
 from tests.reproduce.tiny import COURSE, IMAGES, TABLE, planned
 
 
@@ -39,6 +39,20 @@ def test_seeds_are_put_together(measured, tmp_path):
     cell = cells(several, TABLE.columns)["Natural"]
     assert cell.middle == pytest.approx(40.0) and cell.spread == pytest.approx(36.0555, abs=1e-3)
     assert about(several).endswith("3 seeds")
+
+
+@pytest.mark.parametrize(
+    ("seeds", "said"),
+    [
+        ({"a": [0], "b": [0]}, "Seed: 0."),
+        ({"a": [1, 0], "b": [0, 1]}, "Seeds: 0, 1."),
+        ({"a": [0], "b": [1], "c": [0], "d": [1], "e": [0]}, "Seed: 0; b, d: 1."),
+        ({"a": [2, 1], "b": [0], "c": [0]}, "Seed: 0; a: 1, 2."),
+        ({"a": [1], "b": [0]}, "Seed: 0; a: 1."),  # as many of both
+    ],
+)
+def test_rows_with_other_seeds_are_named(seeds, said):
+    assert _seeds([{"row": row, "seed": seed} for row, several in seeds.items() for seed in several]) == said
 
 
 def test_a_group_is_shown_at_one_scale(measured, tmp_path):
