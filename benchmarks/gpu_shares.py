@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import resource
 import statistics
 import time
@@ -22,8 +21,6 @@ import torch
 from sparring import recipes, runs
 from sparring.bench.company import images_per_second
 from sparring.schedules import constant
-
-SHARE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 
 
 def main() -> None:
@@ -43,9 +40,9 @@ def main() -> None:
     found = {**runs.environment(device), "given": vars(given) | {"out": given.out.name}, "pairs": []}
     for pair in given.pairs:
         count, share = map(int, pair.split(":"))
-        os.environ[SHARE] = str(share)
         began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
-        each = images_per_second(config, count, device=device, images=given.images, tau=given.tau, rounds=given.rounds)
+        how = {"images": given.images, "tau": given.tau, "rounds": given.rounds, "share": share}
+        each = images_per_second(config, count, device=device, **how)
         speed = statistics.median(each)
         wall, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
         cores = (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime) / wall

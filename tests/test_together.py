@@ -54,6 +54,15 @@ def test_cores_are_shared(monkeypatch):
     assert heard == ["4", "4"]
 
 
+@pytest.mark.parametrize(("share", "said"), [(100, "whole"), (25, "25")])
+def test_each_has_its_share(share, said, monkeypatch):
+    monkeypatch.delenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", raising=False)
+    heard = []
+    says = "import os; print(os.environ.get('CUDA_MPS_ACTIVE_THREAD_PERCENTAGE', 'whole'))"
+    run_together([python(says)] * 2, device=CPU, share=share, tell=heard.append)
+    assert heard == [said, said]
+
+
 def test_a_run_in_company_says_so():
     heard = []
     says = "import torch; from sparring.runs import environment; print(environment(torch.device('cpu'))['at_once'])"

@@ -24,6 +24,7 @@ from sparring.errors import RunFailed, UserError
 from sparring.runs import AT_ONCE
 
 _PIPES, _LOGS = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
+_SHARE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 _LOOK = 0.1  # seconds between two looks at the processes
 
 
@@ -35,6 +36,7 @@ def run_together(
     commands: Sequence[Sequence[str]],
     *,
     device: torch.device,
+    share: int = 100,
     stop: Callable[[], bool] = lambda: False,
     tell: Callable[[str], None] = _silent,
 ) -> bool:
@@ -43,6 +45,8 @@ def run_together(
     Once `stop` says so they are asked to stop (SIGTERM, on which `sparring` saves its place), and awaited.
 
     Args:
+        share: per cent of the GPU's multiprocessors that each may use, under MPS. Small networks gain by it, which
+            otherwise wait for each other, and large ones lose (docs/performance.md).
         tell: is given every line they print, from threads.
 
     Raises:
@@ -52,6 +56,8 @@ def run_together(
     """
     with one_gpu(device) as shared, tempfile.TemporaryDirectory() as folder:
         environment = {**os.environ, **shared, "PYTHONUNBUFFERED": "1", AT_ONCE: str(len(commands))}
+        if share < 100:
+            environment[_SHARE] = str(share)
         environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // len(commands))))
         complaints = [Path(folder) / f"{number}.txt" for number in range(len(commands))]
         processes: list[subprocess.Popen[str]] = []

@@ -201,10 +201,11 @@ def test_one_of_the_processes_fails(sparring, company):
 
 
 def test_company_that_is_stopped_names_the_whole_command(sparring, monkeypatch):
-    monkeypatch.setattr(reproduce, "run_together", lambda *args, **given: False)
-    said = sparring("reproduce", "table-tiny", "--at-once", 2)
-    assert said.code == 1
-    said.one_line("stopped all processes; saved. Continue with: sparring reproduce table-tiny --at-once 2")
+    shares = []
+    monkeypatch.setattr(reproduce, "run_together", lambda *args, share, **given: shares.append(share))
+    said = sparring("reproduce", "table-tiny", "--at-once", 2, "--share", 40)
+    assert said.code == 1 and shares == [40]
+    said.one_line("stopped all processes; saved. Continue with: sparring reproduce table-tiny --at-once 2 --share 40")
 
 
 def test_without_a_table_there_is_no_headline(sparring, monkeypatch):
@@ -266,6 +267,8 @@ def test_the_plan_has_whole_names(sparring, monkeypatch):
         (["table-tiny", "--limit", "0"], ["--limit", "at least 1"]),
         (["table-tiny", "--max-minutes", "0"], ["--max-minutes", "above 0"]),
         (["table-tiny", "--at-once", "0"], ["--at-once", "at least 1"]),
+        (["table-tiny", "--at-once", "2", "--share", "0"], ["--share", "1 to 100", "got 0"]),
+        (["table-tiny", "--share", "50"], ["--share 50", "Give --at-once"]),
         (["fig-motivation", "--limit", "5"], ["--limit is for items that measure accuracy", "Leave it out"]),
         (["table-tiny", "--plan", "--draw"], ["Give one of them"]),
         (["table-tiny", "--seeds", "-1"], ["a seed lies between 0 and"]),

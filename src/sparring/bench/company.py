@@ -25,7 +25,7 @@ _TASK = "task.json"
 
 
 def images_per_second(
-    config: Config, count: int, *, device: torch.device, images: int, tau: int, rounds: int
+    config: Config, count: int, *, device: torch.device, images: int, tau: int, rounds: int, share: int = 100
 ) -> list[float]:
     """Of all runs together, while they train: once for each of so many epochs."""
     with tempfile.TemporaryDirectory() as folder:
@@ -33,7 +33,7 @@ def images_per_second(
         task |= {"tau": tau, "rounds": rounds}
         (Path(folder) / _TASK).write_text(json.dumps(task))
         words = [sys.executable, "-m", "sparring.bench.company", folder]
-        run_together([[*words, str(seed)] for seed in range(count)], device=device)
+        run_together([[*words, str(seed)] for seed in range(count)], device=device, share=share)
         found = [json.loads((Path(folder) / f"done-{seed}").read_text()) for seed in range(count)]
     return [float(sum(speeds)) for speeds in zip(*found, strict=True)]
 
