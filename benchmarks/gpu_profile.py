@@ -1,6 +1,8 @@
 """Where does the time of a captured step go? Kernel by kernel, one GPU, random images. A tool for docs/performance.md.
 
-PYTHONPATH=src python3 benchmarks/gpu_profile.py OUT_FOLDER [MODEL]
+PYTHONPATH=src python3 benchmarks/gpu_profile.py OUT_FOLDER [MODEL] [compiler]
+
+With `compiler` the update's batch-norms are left to torch's compiler, not to norm.py.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ from pathlib import Path
 import torch
 from gpu_engine_check import BATCH, DEVICE, SHAPE, made
 from torch.profiler import ProfilerActivity, profile
+
+from sparring.engine import update
 
 
 def milliseconds(work, repeats=30):
@@ -53,6 +57,8 @@ def table(name, work, out, repeats=5):
 
 def main() -> None:
     out, name = Path(sys.argv[1]), (sys.argv[2:] or ["resnet18"])[0]
+    if sys.argv[3:] == ["compiler"]:
+        update.norms_for = lambda device: None
     torch.backends.cudnn.benchmark = True
     model, engine, began = made(name, half=True)
     x = torch.rand(BATCH, *SHAPE, device=DEVICE)
@@ -61,6 +67,7 @@ def main() -> None:
     given |= {"noise": 0.001, "project": True}
     engine.walk(model, x, y, generator=torch.Generator(DEVICE), **given)
     torch.cuda.synchronize()
+    print(engine.line, "fused" if engine.update.working.fused is not None else "compiled", flush=True)
     print(f"{name}: attack ready after {time.perf_counter() - began:.1f} s", flush=True)
     engine.update(x, x, y, 0.0)
     torch.cuda.synchronize()

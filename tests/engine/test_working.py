@@ -18,11 +18,12 @@ from sparring.objectives import OBJECTIVES
 from tests.attacks.conftest import images, network
 
 if torch.cuda.is_available() or importlib.util.find_spec("triton") is None:
-    KERNELS = [None]
+    KERNELS, NORMS = [None], None
 else:  # by Triton's interpreter (tests/conftest.py)
-    from sparring.engine import descent
+    from sparring.engine import descent, norm, pooling
 
-    KERNELS = [None, descent]
+    KERNELS, NORMS = [None, descent], (norm, pooling)
+by_triton = pytest.mark.skipif(NORMS is None, reason="by Triton's interpreter, which needs Triton and no CUDA")
 
 BATCH = 16
 STEPS = [(0.1, 16, 0.0), (0.05, 16, 0.0), (0.05, 7, 0.0), (0.05, 16, 0.02), (0.02, 7, 0.02), (0.02, 16, 0.0)]
@@ -32,10 +33,10 @@ def objective(name: str):
     return lambda m, x, x_adv, y: OBJECTIVES[name].loss(m, x, x_adv, y, 6.0)
 
 
-def fast(model, loss, *, half, kernels=None, compiled=False, momentum=0.9):
+def fast(model, loss, *, half, kernels=None, compiled=False, momentum=0.9, norms=None):
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=momentum, weight_decay=5e-4)
     given = {"batch": BATCH, "shape": (1, 6, 6), "device": torch.device("cpu"), "after": lambda: None}
-    return FastUpdate(model, optimizer, loss, half=half, compiled=compiled, kernels=kernels, **given)
+    return FastUpdate(model, optimizer, loss, half=half, compiled=compiled, kernels=kernels, norms=norms, **given)
 
 
 def plain(model, loss, *, half):
@@ -95,6 +96,54 @@ def test_bf16_equals_autocast(name, kernels):
     assert_same(theirs, ours, 1e-5)
     assert (theirs[0].weight - far[0].weight).norm() > 0.01 * far[0].weight.norm()  # it has moved since
     assert ours[1].num_batches_tracked == 1 + len(STEPS) * (2 if name == "trades" else 1)
+
+
+@by_triton
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("name", ["madry", "trades"])
+def test_fused_batch_norm_trains_alike(name, half):
+    """The interpreter cuts bf16 where a GPU rounds, so there it is alike and not the same."""
+    tolerance = 0.05 if half else 1e-5
+    ours, theirs, far = models(3)
+    loss = objective(name)
+    step, reference = fast(ours, loss, half=half, norms=NORMS), plain(theirs, loss, half=half)
+    assert step.working.fused is not None and not step.working.refused
+    assert_same(far, ours, 0.0)  # though it has been tried
+    for number, (lr, count, awp) in enumerate(STEPS):
+        given = batch(count, number)
+        value, expected = step(*given, lr, awp), reference(*given, lr, awp)
+        assert abs(value - expected) <= tolerance * expected
+    if not half:
+        assert_same(theirs, ours, tolerance)
+    vectors = [torch.cat([t.flatten() for t in (*m.parameters(), *m.buffers())]) for m in (ours, theirs, far)]
+    assert (vectors[0] - vectors[1]).norm() < 0.05 * (vectors[1] - vectors[2]).norm()
+    assert ours[1].num_batches_tracked == 1 + len(STEPS) * (2 if name == "trades" else 1)
+
+
+@by_triton
+@pytest.mark.parametrize("fault", ["raises", "wrong", "statistics"])
+def test_kernels_that_fail_are_not_used(fault, monkeypatch):
+    right = NORMS[0].forward
+
+    def forward(x, gain, shift, running, arrived, **how):
+        if fault == "raises":
+            raise RuntimeError("out of resource: shared memory")
+        if fault == "statistics":
+            running = [torch.zeros_like(tensor) for tensor in running]
+        return right(x, 2 * gain if fault == "wrong" else gain, shift, running, arrived, **how)
+
+    monkeypatch.setattr(NORMS[0], "forward", forward)
+    ours, theirs = models(2)
+    ours[1].eval()
+    modes = [module.training for module in ours.modules()]
+    step = fast(ours, objective("madry"), half=False, norms=NORMS)
+    assert step.working.refused and step.working.fused is None
+    assert_same(theirs, ours, 0.0)
+    assert [module.training for module in ours.modules()] == modes
+    reference = plain(theirs, objective("madry"), half=False)
+    theirs[1].eval()
+    step(*batch(BATCH, 0), 0.1), reference(*batch(BATCH, 0), 0.1)
+    assert_same(theirs, ours, 1e-5)
 
 
 @pytest.mark.parametrize("count", [BATCH, 7])

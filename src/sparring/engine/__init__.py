@@ -124,6 +124,8 @@ def prepare(
         also=list(average.state().values()) if average else (),
         exchange=exchange,
     )
+    if update.working.refused:
+        how += ", batch-norm in updates by torch's compiler, for our kernels fail on this device"
     walk = FastWalk(walked, batch, shape, classes, device=device, dtype=dtype, every=every)
     captured = "captured graphs" if cuda else "uncaptured: no CUDA"
     line = f"engine: fast, {'bf16' if half else 'fp32'}, {captured}, {how}"

@@ -9,24 +9,20 @@ or holds a layer with weights that is not known here, is refused with None and t
 from __future__ import annotations
 
 import copy
-import operator
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from sparring.attacks.setting import quiet
 from sparring.engine.fused import kernels_for
+from sparring.engine.graph import Tracer, add_here, become, drop, fork, is_relu, module_of, only_user, shortcut_of
 from sparring.engine.passes import Passes
 from sparring.engine.reading import plan
 from sparring.engine.units import ConvUnit, Dense, ScaleShift, Unit
 
 _Norm = nn.modules.batchnorm._NormBase  # with statistics, though perhaps without weights
-_ADDS: set[Any] = {operator.add, torch.add}
-_RELUS: set[Any] = {F.relu, torch.relu}
 
 
 class Folded(nn.Module):
@@ -74,13 +70,6 @@ class Folded(nn.Module):
         return logits.float() if logits.dtype == torch.bfloat16 else logits
 
 
-class _Tracer(fx.Tracer):
-    """Looks into a module only as far as weights lie: one without any (normalisation) is called as it is."""
-
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return super().is_leaf_module(m, module_qualified_name) or not any(True for _ in m.parameters())
-
-
 def fold(model: nn.Module, *, dtype: torch.dtype, fused: bool) -> Folded | None:
     """The folded network of a model, or None where it cannot be made.
 
@@ -90,7 +79,7 @@ def fold(model: nn.Module, *, dtype: torch.dtype, fused: bool) -> Folded | None:
     """
     try:
         with quiet(model):  # a forward that asks for its mode is traced in eval mode
-            graph = fx.GraphModule(model, _Tracer().trace(model))
+            graph = fx.GraphModule(model, Tracer().trace(model))
     except Exception:  # whatever a foreign forward does that cannot be traced
         return None
     if any(node.op == "get_attr" for node in graph.graph.nodes):  # a weight used outside of its layer
@@ -98,19 +87,19 @@ def fold(model: nn.Module, *, dtype: torch.dtype, fused: bool) -> Folded | None:
     units: list[Unit] = []
     taken: set[fx.Node] = set()  # batch-norms folded away; the same layer may stand elsewhere once more
     for node in list(graph.graph.nodes):
-        module = _module(graph, node)
+        module = module_of(graph, node)
         if module is None or node in taken:
             continue
         if isinstance(module, nn.Conv2d):
             if isinstance(module.padding, str) or module.padding_mode != "zeros":
                 return None
-            after = _only_user(node)
-            norm = _module(graph, after) if after is not None else None
+            after = only_user(node)
+            norm = module_of(graph, after) if after is not None else None
             folded_norm = norm if isinstance(norm, nn.BatchNorm2d) and norm.track_running_stats else None
             unit = ConvUnit(module, folded_norm, first=not units, dtype=dtype)
-            _become(graph, node, unit)
+            become(graph, node, unit)
             if folded_norm is not None and after is not None:
-                _drop(graph, after, node)
+                drop(graph, after, node)
                 taken.add(after)
             _absorb(graph, node, unit)
             unit.fused = fused and unit.groups == 1 and tuple(unit.dilation) == (1, 1)
@@ -119,14 +108,14 @@ def fold(model: nn.Module, *, dtype: torch.dtype, fused: bool) -> Folded | None:
             if not module.track_running_stats:
                 return None
             units.append(ScaleShift(module, dtype=dtype))
-            _become(graph, node, units[-1])
+            become(graph, node, units[-1])
         elif isinstance(module, nn.Linear):
             units.append(Dense(module, first=not units, dtype=dtype))
-            _become(graph, node, units[-1])
+            become(graph, node, units[-1])
         elif any(True for _ in module.parameters()) or isinstance(module, _Norm):
             return None
         else:  # pooling, normalisation of pixels: a copy, for its mode is not to follow the model's
-            _become(graph, node, copy.deepcopy(module))
+            become(graph, node, copy.deepcopy(module))
     loans = [loan for node in graph.graph.nodes if (loan := _lend(graph, node)) is not None]
     passes = None
     if fused and not any(isinstance(unit, ScaleShift) for unit in units):  # else a compiler sees to it
@@ -183,74 +172,34 @@ def _probed(network: Folded, x: Tensor) -> tuple[Tensor, Tensor]:
     return logits.detach(), gradient.flatten()
 
 
-def _module(graph: fx.GraphModule, node: fx.Node | None) -> nn.Module | None:
-    if node is None or node.op != "call_module":
-        return None
-    return graph.get_submodule(str(node.target))
-
-
-def _only_user(node: fx.Node) -> fx.Node | None:
-    return next(iter(node.users)) if len(node.users) == 1 else None
-
-
-def _become(graph: fx.GraphModule, node: fx.Node, unit: nn.Module) -> None:
-    name = f"unit_{node.name}"
-    graph.add_submodule(name, unit)
-    node.target = name
-
-
-def _drop(graph: fx.GraphModule, node: fx.Node, before: fx.Node) -> None:
-    """Take a node out; whoever read it reads the one before."""
-    node.replace_all_uses_with(before)
-    graph.graph.erase_node(node)
-
-
 def _absorb(graph: fx.GraphModule, node: fx.Node, unit: ConvUnit) -> None:
     """Pull [add ->] relu behind a convolution into its unit, where nobody else reads what lies between."""
-    after = _only_user(node)
-    added: fx.Node | None = None
-    if (
-        after is not None
-        and after.op == "call_function"
-        and after.target in _ADDS
-        and len(after.args) == 2
-        and not after.kwargs
-    ):
-        behind = _only_user(after)
-        other = after.args[1] if after.args[0] is node else after.args[0]
-        if behind is None or not _is_relu(graph, behind) or not isinstance(other, fx.Node) or other is node:
-            return
-        added, after = after, behind
-        order = list(graph.graph.nodes)
-        if order.index(other) > order.index(node):  # the shortcut is computed later: move the convolution behind it
-            other.append(node)
-        _take_relu(graph, after, added, unit)
-        added.replace_all_uses_with(node)
-        graph.graph.erase_node(added)
-        node.args = (node.args[0], other)
-        return
-    if after is not None and _is_relu(graph, after):
-        _take_relu(graph, after, node, unit)
+    added, after = shortcut_of(graph, node), only_user(node)
+    if added is not None:
+        other, total, after = added
+        unit.relu = True
+        drop(graph, after, total)
+        add_here(graph, node, other, total)
+    elif after is not None and is_relu(graph, after):
+        unit.relu = True
+        drop(graph, after, node)
 
 
 def _fork(graph: fx.GraphModule, node: fx.Node) -> None:
     """Where two read a fused convolution, each gets an output of its own: see fused.py."""
-    unit = _module(graph, node)
-    if not (isinstance(unit, ConvUnit) and unit.fused and unit.relu and len(node.users) == 2):
-        return
-    unit.twice = True
-    for index, user in enumerate(list(node.users)):
-        with graph.graph.inserting_after(node):
-            user.replace_input_with(node, graph.graph.call_function(operator.getitem, (node, index)))
+    unit = module_of(graph, node)
+    if isinstance(unit, ConvUnit) and unit.fused and unit.relu and len(node.users) == 2:
+        unit.twice = True
+        fork(graph, node)
 
 
 def _lend(graph: fx.GraphModule, node: fx.Node) -> tuple[ConvUnit, ConvUnit] | None:
     """A convolution that is only added to a fused one (a shortcut) leaves its bias to that one: a launch less."""
-    unit = _module(graph, node)
+    unit = module_of(graph, node)
     if not (isinstance(unit, ConvUnit) and unit.fused and unit.relu and len(node.args) == 2):
         return None
     other = node.args[1]
-    lender = _module(graph, other) if isinstance(other, fx.Node) and _only_user(other) is node else None
+    lender = module_of(graph, other) if isinstance(other, fx.Node) and only_user(other) is node else None
     if not isinstance(lender, ConvUnit) or lender.relu or lender is unit:
         return None
     lender.lends = True
@@ -259,7 +208,7 @@ def _lend(graph: fx.GraphModule, node: fx.Node) -> tuple[ConvUnit, ConvUnit] | N
 
 def _pool(graph: fx.GraphModule, node: fx.Node) -> None:
     """h.mean((2, 3)) and the linear layer behind it, as one."""
-    unit = _module(graph, node)
+    unit = module_of(graph, node)
     before = node.args[0] if node.args else None
     if (
         isinstance(unit, Dense)
@@ -268,19 +217,8 @@ def _pool(graph: fx.GraphModule, node: fx.Node) -> None:
         and before.target == "mean"
         and tuple(before.args[1:]) in (((2, 3),), ([2, 3],), (2, 3))
         and not before.kwargs
-        and _only_user(before) is node
+        and only_user(before) is node
     ):
         unit.pools = True
         node.args = (before.args[0],)
         graph.graph.erase_node(before)
-
-
-def _take_relu(graph: fx.GraphModule, relu: fx.Node, before: fx.Node, unit: ConvUnit) -> None:
-    unit.relu = True
-    _drop(graph, relu, before)
-
-
-def _is_relu(graph: fx.GraphModule, node: fx.Node) -> bool:
-    if node.op == "call_function":
-        return node.target in _RELUS
-    return isinstance(_module(graph, node), nn.ReLU) or (node.op == "call_method" and node.target == "relu")

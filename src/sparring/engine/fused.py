@@ -33,6 +33,15 @@ def convolutions_for(device: torch.device) -> tuple[ModuleType, ModuleType, Modu
     return conv, ends, pooling
 
 
+def norms_for(device: torch.device) -> tuple[ModuleType, ModuleType] | None:
+    """Batch-norm and pooling for training by Triton (norm.py, pooling.py), where they can run."""
+    if kernels_for(device) is None:
+        return None
+    from sparring.engine import norm, pooling
+
+    return norm, pooling
+
+
 def descent_for(device: torch.device) -> ModuleType | None:
     """SGD by Triton, where it can run."""
     if kernels_for(device) is None:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import fx, nn
 
 from sparring.engine.fused import convolutions_for
+from sparring.engine.graph import halves
 from sparring.engine.passes import Conv, Filter, Flat, MaxPool, Passes, Step
 from sparring.engine.units import ConvUnit, Dense
 
@@ -133,7 +133,7 @@ class _Reading:
     def _take_end(self, node: fx.Node, module: nn.Module | None) -> bool:
         """What may come behind the last value."""
         last, step = self.values[-1], self.steps[-1] if self.steps else None
-        if node.target is F.max_pool2d and _halves(node):
+        if halves(node):
             self._append(node, MaxPool(), _Value(last.channels, last.filled, 2 * last.smaller))
             return True
         if isinstance(module, Dense) and (module.pools or isinstance(step, Flat)):
@@ -143,15 +143,6 @@ class _Reading:
             self.flat = node
             return True
         return False
-
-
-def _halves(node: fx.Node) -> bool:
-    """Whether a max-pooling is that of 2x2 pixels, side by side."""
-    given = dict(zip(("kernel_size",), node.args[1:], strict=False)) | dict(node.kwargs)
-    size, stride = given.pop("kernel_size", None), given.pop("stride", None)
-    usual = {"padding": 0, "dilation": 1, "ceil_mode": False, "return_indices": False}
-    plain = len(node.args) <= 2 and all(usual.get(key) == value for key, value in given.items())
-    return plain and size in (2, (2, 2)) and stride in (None, 2, (2, 2))
 
 
 def _fits_stem(unit: ConvUnit) -> bool:

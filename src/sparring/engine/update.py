@@ -17,7 +17,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from sparring.engine.fused import descent_for
+from sparring.engine.fused import descent_for, norms_for
 from sparring.engine.graphs import Captured
 from sparring.engine.sgd import Sgd, finite
 from sparring.engine.working import WorkingCopy
@@ -97,15 +97,22 @@ class FastUpdate:
         after: Callable[[], None],
         also: Sequence[Tensor] = (),
         kernels: ModuleType | None = None,
+        norms: tuple[ModuleType, ModuleType] | None = None,
         exchange: Exchange = alone,
     ) -> None:
-        """`also`: what else `after` moves step by step, to be put back after a capture's warm-up."""
+        """Made once for a run.
+
+        Args:
+            also: what else `after` moves step by step, to be put back after a capture's warm-up.
+            kernels, norms: stand in for those of the device.
+        """
         self.model, self.loss, self.half, self.after, self.also = model, loss, half, after, also
         self.exchange = exchange
-        if compiled:  # torch gives up compiling a forward after eight runs in one process
-            torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
         self.parameters: list[Tensor] = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self.working = WorkingCopy(model, self.parameters, batch=batch, half=half, compiled=compiled)
+        norms = norms or (norms_for(device) if half else None)
+        self.working = WorkingCopy(
+            model, self.parameters, batch=batch, half=half, compiled=compiled, kernels=norms, shape=shape
+        )
         kernels = kernels or (descent_for(device) if half else None)
         self.sgd = Sgd(optimizer, self.parameters, self.working.leaves, kernels=kernels)
         self.x = torch.zeros(batch, *shape, device=device)

@@ -2,15 +2,21 @@
 
 Under autocast every weight is cast to bf16 in the forward and every gradient back: in half precision the layers here
 have bf16 weights of their own, which whoever moves the model's weights writes on the way. And batch-norm counts its
-batches layer by layer: here nobody does, and `count` adds up for all at once. The model itself is left as it is.
+batches layer by layer: here nobody does, and `count` adds up for all at once. Batch-norm and what is around it are
+launched together, by our own kernels where they fit (norms.py), else by torch's compiler. The model itself is left as
+it is.
 """
 
 from __future__ import annotations
 
 import copy
+from contextlib import suppress
+from types import ModuleType
 
 import torch
 from torch import Tensor, nn
+
+from sparring.engine import norms
 
 _CAST = (nn.modules.conv._ConvNd, nn.Linear)  # autocast runs them in bf16
 _Norm = nn.modules.batchnorm._BatchNorm
@@ -19,8 +25,25 @@ _Norm = nn.modules.batchnorm._BatchNorm
 class WorkingCopy:
     """`module` is called in the model's place, and its gradient taken at `leaves` in place of `parameters`."""
 
-    def __init__(self, model: nn.Module, parameters: list[Tensor], *, batch: int, half: bool, compiled: bool) -> None:
-        """`compiled`: whether a forward of at least `batch` images is; one of fewer comes once in an epoch."""
+    def __init__(
+        self,
+        model: nn.Module,
+        parameters: list[Tensor],
+        *,
+        batch: int,
+        half: bool,
+        compiled: bool,
+        kernels: tuple[ModuleType, ModuleType] | None = None,
+        shape: tuple[int, ...] = (),
+    ) -> None:
+        """Made once for a model.
+
+        Args:
+            compiled: whether a forward of at least `batch` images is, where the kernels do not fit; one of fewer comes
+                once in an epoch.
+            kernels: norm.py and pooling.py, where they can run. They are tried before they are trusted.
+            shape: of an image, to try them on.
+        """
         cast = [layer.weight for layer in model.modules() if isinstance(layer, _CAST)] if half else []
         ids = {id(weight) for weight in cast if weight.dtype == torch.float32}
         self.weights = [parameter for parameter in parameters if id(parameter) in ids]
@@ -38,8 +61,21 @@ class WorkingCopy:
                 self.counters.append((layer, layer.num_batches_tracked))
                 layer.num_batches_tracked = None
         self.forwards = 0
-        plain = self.module.forward
-        fast = torch.compile(plain, dynamic=False) if compiled else plain
+        self.fused = norms.fuse(self.module, *kernels) if kernels is not None else None
+        self.refused = False  # whether the kernels fit and fail on this device
+        if self.fused is not None:
+            probe = torch.rand((8, *shape), generator=torch.Generator().manual_seed(0)).to(parameters[0].device)
+            with torch.autocast(probe.device.type, dtype=torch.bfloat16, enabled=half):
+                with suppress(Exception):  # for speed only; what cannot be compiled fails when it is to run
+                    norms.compile_for(self.fused, probe)
+                self.refused = not norms.agrees(self.fused, self.module, probe)
+            self.fused = None if self.refused else self.fused
+        fast = plain = self.module.forward
+        if self.fused is not None:
+            fast = plain = self.fused.forward
+        elif compiled:  # torch gives up compiling a forward after eight runs in one process
+            torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
+            fast = torch.compile(plain, dynamic=False)
 
         def forward(x: Tensor) -> Tensor:
             self.forwards += 1

@@ -1,0 +1,261 @@
+"""The network that an update trains, with every batch-norm and what is around it as one operation (norm.py).
+
+`fuse` reads a model's graph. Behind a convolution, batch-norm takes the addition and the ReLU behind it into itself,
+and the convolution's bias too: batch-norm takes the mean away again, so the bias moves nothing but the running mean,
+and its gradient is zero. A model that cannot be traced, asks for its mode, or has a batch-norm anywhere else (wide
+ResNets) is refused with None, and the caller leaves it to torch's compiler.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+from sparring.engine.graph import (
+    Tracer,
+    add_here,
+    become,
+    drop,
+    fork,
+    halves,
+    is_relu,
+    module_of,
+    only_user,
+    shortcut_of,
+)
+
+
+class Bare(nn.Module):
+    """A convolution without its bias."""
+
+    def __init__(self, conv: nn.Conv2d) -> None:
+        super().__init__()
+        self.of = (conv,)  # in a tuple: its weights stay the model's
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As the convolution, but for the bias."""
+        (conv,) = self.of
+        out: Tensor = conv._conv_forward(x, conv.weight, None)
+        return out
+
+
+class NormUnit(nn.Module):
+    """relu(batch-norm(x + bias) + z), as far as there is a ReLU, a bias and a z."""
+
+    def __init__(self, norm: nn.BatchNorm2d, bias: Tensor | None, kernels: ModuleType, arrived: Tensor) -> None:
+        super().__init__()
+        self.of, self.bias_of = (norm,), (bias,)
+        self.kernels, self.arrived = kernels, arrived
+        self.relu, self.twice = False, False
+        self.dry = False  # see compile_for
+
+    def forward(self, x: Tensor, z: Tensor | None = None) -> Any:
+        """The output; as a pair of the same where two layers read it, so that each brings its gradient."""
+        (norm,), (bias,) = self.of, self.bias_of
+        assert norm.running_mean is not None and norm.running_var is not None
+        given = (x,) if z is None else (x, z)
+        if norm.training and all(self.kernels.takes(t) and t.dtype == x.dtype for t in given):
+            both = _Norm.dry if self.dry else _Norm.apply
+            return both(x, norm.weight, norm.bias, bias, z, self)
+        y = norm(x if bias is None else x + bias.to(x.dtype)[:, None, None])
+        y = y if z is None else y + z
+        y = F.relu(y) if self.relu else y
+        return (y, y) if self.twice else y
+
+
+class _Norm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, gain: Tensor, shift: Tensor, bias: Tensor | None, z: Tensor | None, unit: NormUnit
+    ) -> Any:
+        (norm,) = unit.of
+        running = (norm.running_mean, norm.running_var)
+        how = {"relu": unit.relu, "eps": norm.eps, "momentum": norm.momentum}
+        y, facts = unit.kernels.forward(x, gain, shift, running, unit.arrived, bias=bias, z=z, **how)
+        ctx.save_for_backward(x, facts, y if unit.relu and z is not None else None)
+        ctx.unit, ctx.added, ctx.bias = unit, z is not None, bias
+        return (y, y.view_as(y)) if unit.twice else y
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
+        x, facts, y = ctx.saved_tensors
+        laid = tuple(_like(gradient, x) for gradient in gradients if gradient is not None)
+        how = {"relu": ctx.unit.relu, "keep": ctx.added}
+        dx, kept, slopes = ctx.unit.kernels.back(laid, x, y, facts, ctx.unit.arrived, **how)
+        none = None if ctx.bias is None else torch.zeros_like(ctx.bias)
+        return dx, slopes[0], slopes[1], none, kept if ctx.added else None, None
+
+    @staticmethod
+    def dry(x: Tensor, *given: Any) -> Any:
+        """Both ways, one behind the other: autograd goes back in a thread that does not know what is going on."""
+        ctx = _Dry()
+        out = _Norm.forward(ctx, x, *given)
+        _Norm.backward(ctx, *(out if isinstance(out, tuple) else (out,)))
+        return out
+
+
+class _Dry:
+    """What a Function keeps for the way back."""
+
+    def save_for_backward(self, *tensors: Tensor | None) -> None:
+        self.saved_tensors = tensors
+
+
+class PoolUnit(nn.Module):
+    """The largest of every 2x2 pixels of what a ReLU has passed."""
+
+    def __init__(self, kernels: ModuleType) -> None:
+        super().__init__()
+        self.kernels = kernels
+        self.dry = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Half as high and wide."""
+        even = x.shape[2] % 2 == 0 and x.shape[3] % 2 == 0
+        if not even or not x.is_contiguous(memory_format=torch.channels_last):
+            return F.max_pool2d(x, 2)
+        out: Tensor = _Pool.apply(x, self.kernels)  # type: ignore[no-untyped-call]
+        if self.dry:
+            self.kernels.max_pool_back(out, x)
+        return out
+
+
+class _Pool(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, kernels: ModuleType) -> Any:
+        ctx.save_for_backward(x)
+        ctx.kernels = kernels
+        return kernels.max_pool(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        return ctx.kernels.max_pool_back(_like(gradients[0], x), x), None
+
+
+def fuse(model: nn.Module, norm: ModuleType, pooling: ModuleType) -> fx.GraphModule | None:
+    """The same network on the same tensors, its batch-norms fused with their surroundings; None where it cannot be."""
+    try:
+        graph = fx.GraphModule(model, Tracer().trace(model))
+        modes = [(module, module.training) for module in model.modules()]
+        model.train(not model.training)
+        other = str(Tracer().trace(model))
+        for module, training in modes:
+            module.training = training
+    except Exception:  # whatever a foreign forward does that cannot be traced
+        return None
+    nodes = list(graph.graph.nodes)
+    if other != str(graph.graph) or any(node.op == "get_attr" for node in nodes):
+        return None
+    norms = [node for node in nodes if isinstance(module_of(graph, node), nn.modules.batchnorm._NormBase)]
+    if not norms or not all(_follows_a_convolution(graph, node) for node in norms):
+        return None
+    arrived = torch.zeros(256, dtype=torch.int32, device=next(model.parameters()).device)
+    for node in norms:
+        _take(graph, node, norm, arrived)
+    for node in list(graph.graph.nodes):
+        before = node.args[0] if node.args else None
+        unit = module_of(graph, before) if isinstance(before, fx.Node) else None
+        if halves(node) and isinstance(unit, NormUnit) and unit.relu:
+            node.args, node.kwargs = (before,), {}
+            become(graph, node, PoolUnit(pooling))
+    for node in list(graph.graph.nodes):
+        _fork(graph, node)
+    graph.graph.lint()
+    graph.recompile()
+    return graph
+
+
+def agrees(graph: fx.GraphModule, model: nn.Module, x: Tensor) -> bool:
+    """Whether the units run where x is, and do about what the model's own layers do: logits, gradients, statistics."""
+    modes = [(module, module.training) for module in model.modules()]
+    kept = [buffer.clone() for buffer in model.buffers()]
+    try:
+        model.train()
+        ours, theirs = (_probed(way, model, x, kept) for way in (graph, model))
+    except Exception:  # a compiler that is not there, a kernel that asks too much of the device
+        return False
+    finally:
+        for module, training in modes:
+            module.training = training
+        _restore(model, kept)
+    # bf16 rounds in other places; what is wrong is wrong by far more.
+    return all(bool((one - other).norm() <= 0.3 * other.norm()) for one, other in zip(ours, theirs, strict=True))
+
+
+def _probed(network: nn.Module, model: nn.Module, x: Tensor, kept: list[Tensor]) -> tuple[Tensor, ...]:
+    """Logits, the gradient of all weights, and how the running statistics moved."""
+    _restore(model, kept)
+    leaves = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    with torch.enable_grad():
+        logits = network(x).float()
+        gradients = torch.autograd.grad(F.log_softmax(logits, 1)[:, 0].sum(), leaves, allow_unused=True)
+    sloped = [gradient.float().flatten() for gradient in gradients if gradient is not None]
+    moved = [(buffer - before).float().flatten() for buffer, before in zip(model.buffers(), kept, strict=True)]
+    return logits.detach(), torch.cat(sloped), torch.cat(moved)
+
+
+@torch.no_grad()
+def _restore(model: nn.Module, kept: list[Tensor]) -> None:
+    for buffer, value in zip(model.buffers(), kept, strict=True):
+        buffer.copy_(value)
+
+
+def compile_for(graph: fx.GraphModule, x: Tensor) -> None:
+    """Have the units' kernels for such images compiled side by side. They do not run; other operations do."""
+    from sparring.engine.compiling import compiling  # needs Triton, as all kernels do
+
+    units = [module for module in graph.modules() if isinstance(module, NormUnit | PoolUnit)]
+    for unit in units:
+        unit.dry = True
+    try:
+        with torch.no_grad(), compiling():
+            graph(x)
+    finally:
+        for unit in units:
+            unit.dry = False
+
+
+def _follows_a_convolution(graph: fx.GraphModule, node: fx.Node) -> bool:
+    """Whether it is a batch-norm as most are, and reads a convolution that nobody else reads."""
+    norm, before = module_of(graph, node), node.args[0]
+    usual = type(norm) is nn.BatchNorm2d and norm.affine and norm.track_running_stats and norm.momentum is not None
+    if not usual or not isinstance(before, fx.Node):
+        return False
+    return type(module_of(graph, before)) is nn.Conv2d and only_user(before) is node
+
+
+def _take(graph: fx.GraphModule, node: fx.Node, kernels: ModuleType, arrived: Tensor) -> None:
+    """Put a unit in a batch-norm's place, and what lies around it into the unit."""
+    norm, before = module_of(graph, node), node.args[0]
+    assert isinstance(norm, nn.BatchNorm2d) and isinstance(before, fx.Node)
+    conv = module_of(graph, before)
+    assert isinstance(conv, nn.Conv2d)
+    unit = NormUnit(norm, conv.bias, kernels, arrived)
+    become(graph, node, unit)
+    if conv.bias is not None:
+        become(graph, before, Bare(conv))
+    added, after = shortcut_of(graph, node), only_user(node)
+    if added is not None:
+        other, total, after = added
+        add_here(graph, node, other, total)
+    if after is not None and is_relu(graph, after):
+        unit.relu = True
+        drop(graph, after, node)
+
+
+def _fork(graph: fx.GraphModule, node: fx.Node) -> None:
+    """Where two read a unit, each gets an output of its own."""
+    unit = module_of(graph, node)
+    if isinstance(unit, NormUnit) and len(node.users) == 2:
+        unit.twice = True
+        fork(graph, node)
+
+
+def _like(gradient: Tensor, x: Tensor) -> Tensor:
+    """In x's precision, channels last: a mean's gradient is spread out over nothing."""
+    return gradient.to(x.dtype).contiguous(memory_format=torch.channels_last)
