@@ -43,7 +43,7 @@ def compile_all(way: str) -> None:
     began = time.perf_counter()
     passes.compile_for(bucket_sizes(128), (3, 32, 32))
     seconds = time.perf_counter() - began
-    kernels = sum(len(kernel.device_caches[0][0]) for kernel in (conv._conv, ends._stem, ends._to_pixels))
+    kernels = sum(len(kernel.device_caches[0][0]) for kernel in (conv._conv, ends._stem, ends._taps, ends._to_pixels))
     print(json.dumps({"seconds": seconds, "kernels": kernels, "triton": triton.__version__}))
 
 

@@ -87,13 +87,20 @@ driver.set_active(SimpleNamespace(
     get_current_stream=lambda device=None: 0,
     get_current_target=lambda: GPUTarget("cuda", 90, 32),
 ))
-from sparring.engine import conv, ends, pooling, reading
+from sparring.engine import conv, ends, norm, norms, pooling, reading
 from sparring.engine.fold import fold
 from sparring.models import build
 reading.convolutions_for = lambda device: (conv, ends, pooling)
 by_hand = fold(build("resnet18", num_classes=10).eval(), dtype=torch.bfloat16, fused=True).passes
 by_hand.compile_for((8, 128), (3, 32, 32))
-for kernel in (conv._conv, ends._stem, ends._to_pixels):
+trained = build("small_cnn", num_classes=10).to(torch.bfloat16, memory_format=torch.channels_last).train()
+for layer in trained.modules():
+    if isinstance(layer, torch.nn.BatchNorm2d):
+        layer.float()
+norms.compile_for(norms.fuse(trained, norm, pooling), torch.rand(8, 3, 32, 32).bfloat16())
+batch_norm = (norm._statistics, norm._apply, norm._back_sums, norm._back_apply)
+for kernel in (conv._conv, ends._stem, ends._taps, ends._to_pixels, *batch_norm, pooling._max_pool):
+    assert kernel.device_caches[0][0], kernel
     for made in kernel.device_caches[0][0].values():
         assert made.asm["cubin"], kernel
         print(kernel.__name__, made.metadata.shared)

@@ -1,5 +1,5 @@
-"""The two ends of an attack's step as one Triton kernel each: the first layer forward, which gathers the active images;
-and back through it to the pixels, which takes the step.
+"""The two ends of an attack's step by Triton: the first layer forward, which gathers the active images, in one launch;
+and back through it to the pixels, which takes the step, in two.
 
 Pixels are fp32, channels first; what lies between is as in conv.py. Tested by Triton's interpreter
 (tests/engine/test_conv.py).
@@ -15,6 +15,7 @@ from torch import Tensor
 from sparring.engine.compiling import launch
 
 _STEM = 128  # places of a program in the first layer, forward
+_PIXELS = 256  # of a program, back
 
 
 @triton.jit(do_not_specialize=["images", "height", "width"])
@@ -58,10 +59,37 @@ def _stem(
     tl.store(out + here, tl.maximum(total, 0.0).to(out.dtype.element_ty), mask=known[:, None])
 
 
+@triton.jit(do_not_specialize=["places"])
+def _taps(
+    g,  # (places, inner): the gradient before the first layer's ReLU
+    weight,  # (inner, 9, filled)
+    out,  # (9, CHANNELS, places), fp32
+    places,
+    inner,
+    filled,
+    CHANNELS: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+):
+    """What every place brings to each of the nine pixels around it. So each gradient is read once, not nine times."""
+    m = tl.program_id(0) * BM + tl.arange(0, BM)
+    n = tl.arange(0, BN)
+    k = tl.arange(0, BK)
+    known, used = m < places, n < 9 * CHANNELS
+    columns = n // CHANNELS * filled + n % CHANNELS
+    total = tl.zeros((BM, BN), dtype=tl.float32)
+    for piece in range(inner // BK):
+        a = tl.load(g + m[:, None] * inner + piece * BK + k[None, :], mask=known[:, None], other=0.0)
+        rows = (piece * BK + k) * (9 * filled)
+        b = tl.load(weight + rows[:, None] + columns[None, :], mask=used[None, :], other=0.0)
+        total = tl.dot(a, b, total)
+    tl.store(out + n[None, :] * places + m[:, None], total, mask=known[:, None] & used[None, :])
+
+
 @triton.jit(do_not_specialize=["images", "height", "width", "batch"])
 def _to_pixels(
-    g,  # (images, height, width, inner): the gradient before the first layer's ReLU
-    weight,  # (inner, 9, filled)
+    taps,  # (9, CHANNELS, places), fp32
     out,  # (images, CHANNELS, height, width), fp32: the gradient; where MOVE (batch + 1, ...): the walk, moved on
     natural,  # as out, where MOVE: around it the ball lies
     target,  # (images,): an image's row of out; `batch` where it has stopped
@@ -71,54 +99,43 @@ def _to_pixels(
     images,
     height,
     width,
-    inner,
-    filled,
     batch,
     CHANNELS: tl.constexpr,
     MOVE: tl.constexpr,
     NOISE: tl.constexpr,
     PROJECT: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-    BK: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
-    """Back through the first layer, and the step along the gradient's sign in the same launch."""
-    m = tl.program_id(0) * BM + tl.arange(0, BM)
-    n = tl.arange(0, BN)
-    k = tl.arange(0, BK)
-    known = m < images * height * width
+    """The sum of what nine places bring to a pixel, and the step along its sign in the same launch."""
+    m = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    places = images * height * width
+    known = m < places
     column, line = m % width, (m // width) % height
     image = m // (width * height)
-    corner = ((image * height + line - 1) * width + column - 1) * inner
-    pieces = inner // BK
-    total = tl.zeros((BM, BN), dtype=tl.float32)
-    for index in range(9 * pieces):
-        tap, piece = index // pieces, index % pieces
-        down, right = tap // 3, tap % 3
-        high, wide = line + down - 1, column + right - 1
-        inside = known & (high >= 0) & (high < height) & (wide >= 0) & (wide < width)
-        there = corner + (down * width + right) * inner + piece * BK
-        a = tl.load(g + there[:, None] + k[None, :], mask=inside[:, None], other=0.0)
-        rows = (piece * BK + k) * (9 * filled) + (8 - tap) * filled
-        b = tl.load(weight + rows[:, None] + n[None, :], mask=(n < CHANNELS)[None, :], other=0.0)
-        total = tl.dot(a, b, total)
     row = tl.load(target + image, mask=known, other=0) if MOVE else image
-    at = ((row[:, None] * CHANNELS + n[None, :]) * height + line[:, None]) * width + column[:, None]
-    here = known[:, None] & (n < CHANNELS)[None, :]
-    if MOVE:
-        here = here & (row < batch)[:, None]
-        eps, step_size = tl.load(numbers), tl.load(numbers + 1)
-        sign = (total > 0).to(tl.float32) - (total < 0).to(tl.float32)
-        total = tl.load(out + at, mask=here, other=0.0) + step_size * sign
-        if NOISE:
-            image_size = CHANNELS * height * width
-            past = tl.load(step_index) * (batch + 1) * image_size
-            total += tl.load(numbers + 2) * tl.load(kicks + past + at, mask=here, other=0.0)
-        if PROJECT:
-            middle = tl.load(natural + at, mask=here, other=0.0)
-            total = tl.minimum(tl.maximum(total, middle - eps), middle + eps)
-        total = tl.minimum(tl.maximum(total, 0.0), 1.0)
-    tl.store(out + at, total, mask=here)
+    here = known & (row < batch) if MOVE else known
+    for channel in tl.static_range(CHANNELS):
+        total = tl.zeros((BLOCK,), dtype=tl.float32)
+        for tap in tl.static_range(9):
+            up, left = tap // 3 - 1, tap % 3 - 1
+            high, wide = line - up, column - left
+            inside = here & (high >= 0) & (high < height) & (wide >= 0) & (wide < width)
+            there = (tap * CHANNELS + channel) * places + m - up * width - left
+            total += tl.load(taps + there, mask=inside, other=0.0)
+        at = ((row * CHANNELS + channel) * height + line) * width + column
+        if MOVE:
+            eps, step_size = tl.load(numbers), tl.load(numbers + 1)
+            sign = (total > 0).to(tl.float32) - (total < 0).to(tl.float32)
+            total = tl.load(out + at, mask=here, other=0.0) + step_size * sign
+            if NOISE:
+                image_size = CHANNELS * height * width
+                past = tl.load(step_index) * (batch + 1) * image_size
+                total += tl.load(numbers + 2) * tl.load(kicks + past + at, mask=here, other=0.0)
+            if PROJECT:
+                middle = tl.load(natural + at, mask=here, other=0.0)
+                total = tl.minimum(tl.maximum(total, middle - eps), middle + eps)
+            total = tl.minimum(tl.maximum(total, 0.0), 1.0)
+        tl.store(out + at, total, mask=here)
 
 
 def stem(x: Tensor, rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -166,12 +183,18 @@ def _launch_to_pixels(
 ) -> None:
     images, inner, height, width = g.shape
     natural, target, kicks, numbers, step_index = walk
-    places = images * height * width
+    places, channels = images * height * width, out.shape[1]
+    taps = torch.empty(9 * channels * places, dtype=torch.float32, device=g.device)
     block = 64 if places < 45_000 else 128
+    wide = max(16, triton.next_power_of_2(9 * channels))
+    launch(
+        _taps,
+        (triton.cdiv(places, block),),
+        *(g, weight, taps, places, inner, weight.shape[1], channels, block, wide, 64),
+    )
     launch(
         _to_pixels,
-        (triton.cdiv(places, block),),
-        *(g, weight, out, natural, target, natural if kicks is None else kicks, numbers, step_index),
-        *(images, height, width, inner, weight.shape[1], len(out) - 1, out.shape[1]),
-        *(move, kicks is not None, project, block, 16, 64),
+        (triton.cdiv(places, _PIXELS),),
+        *(taps, out, natural, target, natural if kicks is None else kicks, numbers, step_index),
+        *(images, height, width, len(out) - 1, channels, move, kicks is not None, project, _PIXELS),
     )
