@@ -150,7 +150,28 @@ class Blocks(nn.Module):
         return self.fc(self.blocks(self.stem(x)).mean((2, 3)))
 
 
-@pytest.mark.parametrize(("network", "side", "pools"), [(Chain, 14, 1), (Chain, 12, 2), (Blocks, 8, 0)])
+class Uneven(nn.Module):
+    """Channels that are no whole sixteens, read by convolutions with and without a bias, grouped, and by nobody."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(3, 10, 3, padding=1, bias=False), nn.BatchNorm2d(10)
+        self.conv2, self.bn2 = nn.Conv2d(10, 12, 3, padding=1, bias=False), nn.BatchNorm2d(12)
+        self.conv3, self.bn3 = nn.Conv2d(12, 20, 3, padding=1), nn.BatchNorm2d(20)
+        self.conv4, self.bn4 = nn.Conv2d(20, 10, 3, padding=1, groups=2), nn.BatchNorm2d(10)
+        self.conv5, self.bn5 = nn.Conv2d(10, 6, 3, padding=1), nn.BatchNorm2d(6)
+        self.conv6 = nn.Conv2d(6, 5, 1)
+
+    def forward(self, x):
+        for number in range(1, 6):
+            x = F.relu(getattr(self, f"bn{number}")(getattr(self, f"conv{number}")(x)))
+        return self.conv6(x).mean((2, 3))
+
+
+WIDE = {Chain: [4, 12], Blocks: [0, 0, 0, 8, 8, 8], Uneven: [0, 0, 0, 4, 6]}  # channels more
+
+
+@pytest.mark.parametrize(("network", "side", "pools"), [(Chain, 14, 1), (Chain, 12, 2), (Blocks, 8, 0), (Uneven, 6, 0)])
 def test_a_rewritten_network_is_the_same_network(network, side, pools, monkeypatch):
     torch.manual_seed(0)
     model = network().to(memory_format=torch.channels_last).train()
@@ -158,6 +179,8 @@ def test_a_rewritten_network_is_the_same_network(network, side, pools, monkeypat
     graph = norms.fuse(ours, norm, pooling)
     kinds = [type(module) for module in graph.modules()]
     count = sum(isinstance(module, nn.BatchNorm2d) for module in model.modules())
+    wide = [module.more for module in graph.modules() if isinstance(module, norms.Bare)]
+    assert sorted(wide) == WIDE[network]
     assert kinds.count(norms.NormUnit) == count and kinds.count(norms.PoolUnit) == (2 if network is Chain else 0)
     called = {node.target for node in graph.graph.nodes}
     assert not called & {F.relu, F.max_pool2d, "relu"}

@@ -4,7 +4,8 @@ Forward: the mean and variance of every channel; then relu((x - mean) * rstd * g
 the gradient (alone, and times x) that batch-norm's own gradient needs; then the gradient at x. A compiler makes five
 or six kernels of each, for it does not know how to let the last program of a sum go on with what follows from it.
 
-x is (images, channels, height, width), channels last; statistics and sums are fp32, and the parts of a sum are added
+x is (images, channels, height, width), channels last, and may have more channels than the layer: these are zeros, and
+stay it. Statistics and sums are fp32, and the parts of a sum are added
 in a fixed order, whoever comes last. Sums are of x minus the running mean, so that squares do not cancel out. Knows
 memory and numbers; the layer that uses it is in norms.py. Tested by Triton's interpreter (tests/engine/test_norm.py).
 """
@@ -47,7 +48,7 @@ def _gather(parts, arrived, first, second, block, part, splits, BC: tl.constexpr
     return last, first, second
 
 
-@triton.jit(do_not_specialize=["rows", "span", "splits"])
+@triton.jit(do_not_specialize=["rows", "own", "span", "splits"])
 def _statistics(
     x,  # (rows, channels)
     gain,
@@ -60,6 +61,7 @@ def _statistics(
     arrived,  # zeros, and zeros again at the end
     rows,
     channels,
+    own,  # channels that the layer has
     span,  # rows of a program
     splits,  # programs to a sum
     eps,
@@ -72,9 +74,9 @@ def _statistics(
     """Of BC channels; the last program also moves the running statistics."""
     block, part = tl.program_id(0), tl.program_id(1)
     c = block * BC + tl.arange(0, BC)
-    known = c < channels
-    before = tl.load(running_mean + c, mask=known, other=0.0)
-    added = tl.load(bias + c, mask=known, other=0.0) if BIAS else 0.0
+    known, ours = c < channels, c < own
+    before = tl.load(running_mean + c, mask=ours, other=0.0)
+    added = tl.load(bias + c, mask=ours, other=0.0) if BIAS else 0.0
     about = before - added
     end = tl.minimum((part + 1) * span, rows)
     first = tl.zeros((BR, BC), dtype=tl.float32)
@@ -92,15 +94,15 @@ def _statistics(
         variance = tl.maximum(squares / rows - off * off, 0.0)
         mean = about + off
         rstd = 1.0 / tl.sqrt(variance + eps)
-        scale = tl.load(gain + c, mask=known, other=0.0) * rstd
+        scale = tl.load(gain + c, mask=ours, other=0.0) * rstd
         tl.store(facts + c, mean, mask=known)
         tl.store(facts + channels + c, rstd, mask=known)
         tl.store(facts + 2 * channels + c, scale, mask=known)
-        tl.store(facts + 3 * channels + c, tl.load(shift + c, mask=known, other=0.0) - mean * scale, mask=known)
-        tl.store(running_mean + c, before + momentum * (mean + added - before), mask=known)
-        spread = tl.load(running_var + c, mask=known, other=0.0)
+        tl.store(facts + 3 * channels + c, tl.load(shift + c, mask=ours, other=0.0) - mean * scale, mask=known)
+        tl.store(running_mean + c, before + momentum * (mean + added - before), mask=ours)
+        spread = tl.load(running_var + c, mask=ours, other=0.0)
         unbiased = variance * (rows / (rows - 1.0))
-        tl.store(running_var + c, spread + momentum * (unbiased - spread), mask=known)
+        tl.store(running_var + c, spread + momentum * (unbiased - spread), mask=ours)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -248,7 +250,7 @@ def forward(
         _statistics,
         grid,
         *(x, gain, shift, gain if bias is None else bias, *running, facts, parts, arrived),
-        *(rows, channels, span, grid[1], eps, momentum, bias is not None, _ROWS, _CHANNELS, _PARTS),
+        *(rows, channels, len(gain), span, grid[1], eps, momentum, bias is not None, _ROWS, _CHANNELS, _PARTS),
     )
     out = torch.empty_like(x)
     tiles, block = _tiles(rows, channels)

@@ -28,18 +28,27 @@ from sparring.engine.graph import (
     shortcut_of,
 )
 
+_WHOLE = 16  # channels: cuDNN wants whole eights in bf16, and norm.py reads whole sixteens at once
+
 
 class Bare(nn.Module):
-    """A convolution without its bias."""
+    """A convolution without its bias. Where `wide`, channels of zeros fill its output up to whole sixteens.
 
-    def __init__(self, conv: nn.Conv2d) -> None:
+    Else cuDNN does that by launches of its own. It may be given such channels, too.
+    """
+
+    def __init__(self, conv: nn.Conv2d, *, wide: bool) -> None:
         super().__init__()
         self.of = (conv,)  # in a tuple: its weights stay the model's
+        self.more = -conv.out_channels % _WHOLE if wide else 0
 
     def forward(self, x: Tensor) -> Tensor:
         """As the convolution, but for the bias."""
         (conv,) = self.of
-        out: Tensor = conv._conv_forward(x, conv.weight, None)
+        weight, given = conv.weight, x.shape[1] - conv.in_channels
+        if given or self.more:
+            weight = F.pad(weight, (0, 0, 0, 0, 0, given, 0, self.more))
+        out: Tensor = conv._conv_forward(x, weight, None)
         return out
 
 
@@ -61,6 +70,7 @@ class NormUnit(nn.Module):
         if norm.training and all(self.kernels.takes(t) and t.dtype == x.dtype for t in given):
             both = _Norm.dry if self.dry else _Norm.apply
             return both(x, norm.weight, norm.bias, bias, z, self)
+        x = x[:, : norm.num_features]
         y = norm(x if bias is None else x + bias.to(x.dtype)[:, None, None])
         y = y if z is None else y + z
         y = F.relu(y) if self.relu else y
@@ -87,7 +97,8 @@ class _Norm(torch.autograd.Function):
         how = {"relu": ctx.unit.relu, "keep": ctx.added}
         dx, kept, slopes = ctx.unit.kernels.back(laid, x, y, facts, ctx.unit.arrived, **how)
         none = None if ctx.bias is None else torch.zeros_like(ctx.bias)
-        return dx, slopes[0], slopes[1], none, kept if ctx.added else None, None
+        gain, shift = slopes[:2, : ctx.unit.of[0].num_features]
+        return dx, gain, shift, none, kept if ctx.added else None, None
 
     @staticmethod
     def dry(x: Tensor, *given: Any) -> Any:
@@ -108,20 +119,21 @@ class _Dry:
 class PoolUnit(nn.Module):
     """The largest of every 2x2 pixels of what a ReLU has passed."""
 
-    def __init__(self, kernels: ModuleType) -> None:
+    def __init__(self, kernels: ModuleType, channels: int) -> None:
+        """`channels` are kept; what is given beyond them are zeros."""
         super().__init__()
-        self.kernels = kernels
+        self.kernels, self.channels = kernels, channels
         self.dry = False
 
     def forward(self, x: Tensor) -> Tensor:
         """Half as high and wide."""
         even = x.shape[2] % 2 == 0 and x.shape[3] % 2 == 0
         if not even or not x.is_contiguous(memory_format=torch.channels_last):
-            return F.max_pool2d(x, 2)
+            return F.max_pool2d(x[:, : self.channels], 2)
         out: Tensor = _Pool.apply(x, self.kernels)  # type: ignore[no-untyped-call]
         if self.dry:
             self.kernels.max_pool_back(out, x)
-        return out
+        return out if out.shape[1] == self.channels else out[:, : self.channels]
 
 
 class _Pool(torch.autograd.Function):
@@ -162,7 +174,9 @@ def fuse(model: nn.Module, norm: ModuleType, pooling: ModuleType) -> fx.GraphMod
         unit = module_of(graph, before) if isinstance(before, fx.Node) else None
         if halves(node) and isinstance(unit, NormUnit) and unit.relu:
             node.args, node.kwargs = (before,), {}
-            become(graph, node, PoolUnit(pooling))
+            become(graph, node, PoolUnit(pooling, unit.of[0].num_features))
+    for node in list(graph.graph.nodes):
+        _widen(graph, node)
     for node in list(graph.graph.nodes):
         _fork(graph, node)
     graph.graph.lint()
@@ -238,7 +252,7 @@ def _take(graph: fx.GraphModule, node: fx.Node, kernels: ModuleType, arrived: Te
     unit = NormUnit(norm, conv.bias, kernels, arrived)
     become(graph, node, unit)
     if conv.bias is not None:
-        become(graph, before, Bare(conv))
+        become(graph, before, Bare(conv, wide=False))
     added, after = shortcut_of(graph, node), only_user(node)
     if added is not None:
         other, total, after = added
@@ -246,6 +260,23 @@ def _take(graph: fx.GraphModule, node: fx.Node, kernels: ModuleType, arrived: Te
     if after is not None and is_relu(graph, after):
         unit.relu = True
         drop(graph, after, node)
+
+
+def _widen(graph: fx.GraphModule, node: fx.Node) -> None:
+    """Let a convolution have whole sixteens of channels, where what reads its batch-norm can be given them."""
+    conv, norm = module_of(graph, node), only_user(node)
+    conv = conv.of[0] if isinstance(conv, Bare) else conv
+    if norm is None or not isinstance(module_of(graph, norm), NormUnit) or len(norm.args) > 1:
+        return
+    if type(conv) is not nn.Conv2d or conv.groups > 1 or conv.out_channels % _WHOLE == 0:
+        return
+    reader = only_user(norm)
+    takes = module_of(graph, reader)
+    if reader is not None and type(takes) is nn.Conv2d and takes.groups == 1 and takes.bias is None:
+        takes = Bare(takes, wide=False)
+        become(graph, reader, takes)
+    if isinstance(takes, PoolUnit) or (isinstance(takes, Bare) and takes.of[0].groups == 1):
+        become(graph, node, Bare(conv, wide=True))
 
 
 def _fork(graph: fx.GraphModule, node: fx.Node) -> None:
