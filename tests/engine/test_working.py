@@ -245,19 +245,20 @@ def test_the_modes_are_the_models_own():
     assert ours[1].num_batches_tracked == 2 and ours[4].num_batches_tracked == 1
 
 
+@pytest.mark.parametrize("norms", [None, pytest.param(NORMS, marks=by_triton)])
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("awp", [0.0, 0.02])
-def test_a_step_that_fails_leaves_the_copies_as_they_were(awp, kernels):
+def test_a_step_that_fails_leaves_the_copies_as_they_were(awp, kernels, norms):
     """With a perturbation of the weights too, which moves the copies and not the weights."""
     (model,) = models(1)
-    step = fast(model, objective("madry"), half=True, kernels=kernels)
+    step = fast(model, objective("madry"), half=True, kernels=kernels, norms=norms)
     step(*batch(BATCH, 0), 0.1)
     step.working.refresh()  # Triton's interpreter cuts where torch rounds
     held = (*step.parameters, *step.working.copies, *step.sgd.momenta)
     before = [tensor.detach().clone() for tensor in held]
     x, x_adv, y = batch(BATCH, 1)
-    step(x, x_adv * float("nan"), y, 0.1, awp)
-    assert step.failed()
+    value = step(x, x_adv * float("nan"), y, 0.1, awp)
+    assert step.failed() and not value.isfinite()
     assert all(torch.equal(a, b) for a, b in zip(before, held, strict=True))
 
 

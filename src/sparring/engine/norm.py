@@ -6,7 +6,7 @@ or six kernels of each, for it does not know how to let the last program of a su
 
 x is (images, channels, height, width), channels last, and may have more channels than the layer: these are zeros, and
 stay it. Statistics and sums are fp32, and the parts of a sum are added
-in a fixed order, whoever comes last. Sums are of x minus the running mean, so that squares do not cancel out. Knows
+in a fixed order, whoever comes last. Sums are of x minus its first row, so that squares do not cancel out. Knows
 memory and numbers; the layer that uses it is in norms.py. Tested by Triton's interpreter (tests/engine/test_norm.py).
 """
 
@@ -75,9 +75,7 @@ def _statistics(
     block, part = tl.program_id(0), tl.program_id(1)
     c = block * BC + tl.arange(0, BC)
     known, ours = c < channels, c < own
-    before = tl.load(running_mean + c, mask=ours, other=0.0)
-    added = tl.load(bias + c, mask=ours, other=0.0) if BIAS else 0.0
-    about = before - added
+    about = tl.load(x + c, mask=known, other=0.0).to(tl.float32)
     end = tl.minimum((part + 1) * span, rows)
     first = tl.zeros((BR, BC), dtype=tl.float32)
     second = tl.zeros((BR, BC), dtype=tl.float32)
@@ -99,7 +97,10 @@ def _statistics(
         tl.store(facts + channels + c, rstd, mask=known)
         tl.store(facts + 2 * channels + c, scale, mask=known)
         tl.store(facts + 3 * channels + c, tl.load(shift + c, mask=ours, other=0.0) - mean * scale, mask=known)
-        tl.store(running_mean + c, before + momentum * (mean + added - before), mask=ours)
+        before = tl.load(running_mean + c, mask=ours, other=0.0)
+        if BIAS:
+            mean += tl.load(bias + c, mask=ours, other=0.0)
+        tl.store(running_mean + c, before + momentum * (mean - before), mask=ours)
         spread = tl.load(running_var + c, mask=ours, other=0.0)
         unbiased = variance * (rows / (rows - 1.0))
         tl.store(running_var + c, spread + momentum * (unbiased - spread), mask=ours)
@@ -130,7 +131,7 @@ def _apply(
     if ADD:
         value += tl.load(z + at, mask=here, other=0.0).to(tl.float32)
     if RELU:
-        value = tl.maximum(value, 0.0)
+        value = tl.where(value < 0, 0.0, value)  # what is not a number stays so, and is noticed
     tl.store(out + at, value.to(out.dtype.element_ty), mask=here)
 
 
