@@ -57,6 +57,7 @@ def table(name, work, out, repeats=5):
 
 def main() -> None:
     out, name = Path(sys.argv[1]), (sys.argv[2:] or ["resnet18"])[0]
+    out.mkdir(parents=True, exist_ok=True)
     if sys.argv[3:] == ["compiler"]:
         update.norms_for = lambda device: None
     torch.backends.cudnn.benchmark = True

@@ -17,6 +17,7 @@ import shlex
 import subprocess
 import threading
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -91,7 +92,8 @@ def main() -> None:
     given.logs.mkdir(parents=True, exist_ok=True)
     lines = [line for line in given.queue.read_text().splitlines() if line.strip()]
     queue = Queue(lines, given.logs, time.monotonic() + 60 * given.minutes)
-    with one_gpu(torch.device(given.device)) as shared:
+    alone = given.slots == 1  # then there is nothing to share, and a profiler need not look through MPS
+    with nullcontext({}) if alone else one_gpu(torch.device(given.device)) as shared:
         environment = {**os.environ, **shared, "PYTHONUNBUFFERED": "1", AT_ONCE: str(given.slots)}
         environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // given.slots)))
         slots = [threading.Thread(target=work, args=(queue, environment, given.ahead)) for _ in range(given.slots)]
