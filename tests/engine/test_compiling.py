@@ -13,7 +13,7 @@ pytest.importorskip("triton", reason="the kernels need Triton, which pip install
 
 import triton
 
-from sparring.engine import conv, ends, fused, pooling, reading
+from sparring.engine import conv, ends, fused, norm, norms, pooling, reading
 from sparring.engine.compiling import compiling, launch
 from sparring.engine.fold import fold
 from sparring.models import build
@@ -51,11 +51,14 @@ def test_a_kernel_runs_unless_it_is_only_to_be_compiled(old, monkeypatch):
     assert kernel.ran == {(1,), (3,)} and kernel.compiled == {(2, ("warps", 4))}
 
 
+LAUNCHED = ((conv, "_conv"), (ends, "_stem"), (ends, "_taps"), (ends, "_to_pixels"), (pooling, "_max_pool"))
+
+
 @pytest.mark.parametrize("name", ["resnet18", "small_cnn"])
 def test_what_a_step_launches_was_compiled_before(name, monkeypatch):
     monkeypatch.setattr(reading, "convolutions_for", lambda device: (conv, ends, pooling))
     kernels = {}
-    for module, kernel in ((conv, "_conv"), (ends, "_stem"), (ends, "_to_pixels"), (pooling, "_max_pool")):
+    for module, kernel in LAUNCHED:
         kernels[kernel] = Kernel()
         monkeypatch.setattr(module, kernel, kernels[kernel])
     by_hand = fold(build(name, num_classes=10).eval(), dtype=torch.bfloat16, fused=True).passes
@@ -65,7 +68,7 @@ def test_what_a_step_launches_was_compiled_before(name, monkeypatch):
     by_hand.compile_for((8, 32, 8), (3, 32, 32))
     assert not cudnn and not any(kernel.ran for kernel in kernels.values())
     monkeypatch.undo()
-    for module, kernel in ((conv, "_conv"), (ends, "_stem"), (ends, "_to_pixels"), (pooling, "_max_pool")):
+    for module, kernel in LAUNCHED:
         monkeypatch.setattr(module, kernel, kernels[kernel])
     x = torch.zeros(40, 3, 32, 32)
     for size in (8, 32):
@@ -75,6 +78,23 @@ def test_what_a_step_launches_was_compiled_before(name, monkeypatch):
     for kernel in kernels.values():
         assert kernel.compiled == kernel.ran
     assert kernels["_conv"].ran and kernels["_stem"].ran and kernels["_to_pixels"].ran
+
+
+@pytest.mark.parametrize("name", ["resnet18", "small_cnn"])
+def test_what_an_update_launches_was_compiled_before(name, monkeypatch):
+    kernels = {}
+    names = [(norm, kernel) for kernel in ("_statistics", "_apply", "_back_sums", "_back_apply")]
+    for module, kernel in (*names, (pooling, "_max_pool")):
+        kernels[kernel] = Kernel()
+        monkeypatch.setattr(module, kernel, kernels[kernel])
+    model = build(name, num_classes=10).to(memory_format=torch.channels_last).train()
+    graph = norms.fuse(model, norm, pooling)
+    x = torch.rand(2, 3, 32, 32)
+    norms.compile_for(graph, x)
+    assert not any(kernel.ran for kernel in kernels.values())
+    torch.autograd.grad(graph(x).sum(), list(model.parameters()))
+    for kernel in kernels.values():
+        assert kernel.compiled == kernel.ran and (kernel.ran or name == "resnet18")
 
 
 FOR_A_GPU = """
@@ -103,6 +123,9 @@ for kernel in (conv._conv, ends._stem, ends._taps, ends._to_pixels, *batch_norm,
     assert kernel.device_caches[0][0], kernel
     for made in kernel.device_caches[0][0].values():
         assert made.asm["cubin"], kernel
+        if kernel in (norm._statistics, norm._back_sums):  # who comes last sees what all have written
+            said = made.asm["ptx"]
+            assert said.index("bar.sync") < said.index("atom.global.gpu.acq_rel") < said.index("ld.global.cg"), said
         print(kernel.__name__, made.metadata.shared)
 """
 

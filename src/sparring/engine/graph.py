@@ -42,7 +42,7 @@ def is_relu(graph: fx.GraphModule, node: fx.Node) -> bool:
     """Whether it is a ReLU, however it is written."""
     if node.op == "call_function":
         return node.target in _RELUS
-    return isinstance(module_of(graph, node), nn.ReLU) or (node.op == "call_method" and node.target == "relu")
+    return type(module_of(graph, node)) is nn.ReLU or (node.op == "call_method" and node.target == "relu")
 
 
 def halves(node: fx.Node) -> bool:

@@ -92,7 +92,7 @@ def _statistics(
         variance = tl.maximum(squares / rows - off * off, 0.0)
         mean = about + off
         rstd = 1.0 / tl.sqrt(variance + eps)
-        scale = tl.load(gain + c, mask=ours, other=0.0) * rstd
+        scale = tl.where(ours, tl.load(gain + c, mask=ours, other=0.0) * rstd, 0.0)
         tl.store(facts + c, mean, mask=known)
         tl.store(facts + channels + c, rstd, mask=known)
         tl.store(facts + 2 * channels + c, scale, mask=known)

@@ -1,0 +1,283 @@
+"""Networks rewritten for our batch-norm are the same networks; what cannot be rewritten is left as it is.
+
+By Triton's interpreter on a CPU (tests/conftest.py).
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+pytest.importorskip("triton", reason="the kernels need Triton, which pip install -e '.[dev]' brings on Linux")
+if torch.cuda.is_available():
+    pytest.skip("for the interpreter; on CUDA run benchmarks/gpu_engine_check.py", allow_module_level=True)
+
+from sparring.engine import norm, norms, pooling
+from sparring.models import build
+from sparring.models.resnet import BasicBlock
+
+
+class Chain(nn.Module):
+    """Convolutions with biases, and poolings of even and odd sides."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(3, 12, 3, padding=1), nn.BatchNorm2d(12)
+        self.conv2, self.bn2, self.relu = nn.Conv2d(12, 20, 3, padding=1), nn.BatchNorm2d(20), nn.ReLU()
+        self.fc = nn.Linear(20 * 9, 5)
+
+    def forward(self, x):
+        h = F.max_pool2d(F.relu(self.bn1(self.conv1(x))), 2)
+        h = F.max_pool2d(self.relu(self.bn2(self.conv2(h))), 2, 2)
+        return self.fc(h.flatten(1))
+
+
+class Blocks(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU())
+        self.blocks = nn.Sequential(BasicBlock(8, 8, 1), BasicBlock(8, 40, 2), BasicBlock(40, 40, 1))
+        self.fc = nn.Linear(40, 5)
+
+    def forward(self, x):
+        return self.fc(self.blocks(self.stem(x)).mean((2, 3)))
+
+
+class Uneven(nn.Module):
+    """Channels that are no whole sixteens, read by convolutions with and without a bias, grouped, and by nobody."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(3, 10, 3, padding=1, bias=False), nn.BatchNorm2d(10)
+        self.conv2, self.bn2 = nn.Conv2d(10, 12, 3, padding=1, bias=False), nn.BatchNorm2d(12)
+        self.conv3, self.bn3 = nn.Conv2d(12, 20, 3, padding=1), nn.BatchNorm2d(20)
+        self.conv4, self.bn4 = nn.Conv2d(20, 10, 3, padding=1, groups=2), nn.BatchNorm2d(10)
+        self.conv5, self.bn5 = nn.Conv2d(10, 6, 3, padding=1), nn.BatchNorm2d(6)
+        self.conv6 = nn.Conv2d(6, 5, 1)
+
+    def forward(self, x):
+        for number in range(1, 6):
+            x = F.relu(getattr(self, f"bn{number}")(getattr(self, f"conv{number}")(x)))
+        return self.conv6(x).mean((2, 3))
+
+
+WIDE = {Chain: [4, 12], Blocks: [0, 0, 0, 8, 8, 8], Uneven: [0, 0, 0, 4, 6]}  # channels more
+
+
+@pytest.mark.parametrize(("network", "side", "pools"), [(Chain, 14, 1), (Chain, 12, 2), (Blocks, 8, 0), (Uneven, 6, 0)])
+def test_a_rewritten_network_is_the_same_network(network, side, pools, monkeypatch):
+    torch.manual_seed(0)
+    model = network().to(memory_format=torch.channels_last).train()
+    ours, theirs = model, copy.deepcopy(model).double()
+    graph = norms.fuse(ours, norm, pooling)
+    kinds = [type(module) for module in graph.modules()]
+    count = sum(isinstance(module, nn.BatchNorm2d) for module in model.modules())
+    wide = [module.more for module in graph.modules() if isinstance(module, norms.Bare)]
+    assert sorted(wide) == WIDE[network]
+    assert kinds.count(norms.NormUnit) == count and kinds.count(norms.PoolUnit) == (2 if network is Chain else 0)
+    called = {node.target for node in graph.graph.nodes}
+    assert not called & {F.relu, F.max_pool2d, "relu"}
+    if network is Blocks:  # what a block reads is read by two
+        assert sum(module.twice for module in graph.modules() if isinstance(module, norms.NormUnit)) == 3
+    used = []
+    pool = pooling.max_pool
+    monkeypatch.setattr(pooling, "max_pool", lambda x: used.append(x) or pool(x))
+    for number in range(3):
+        x = torch.rand(4, 3, side, side, generator=torch.Generator().manual_seed(number))
+        out, expected = graph(x.to(memory_format=torch.channels_last)), theirs(x.double())
+        assert torch.allclose(out.double(), expected, atol=1e-4)
+        found = torch.autograd.grad(out.square().sum(), list(ours.parameters()))
+        gradients = torch.autograd.grad(expected.square().sum(), list(theirs.parameters()))
+        whole = sum(g.norm() ** 2 for g in gradients) ** 0.5
+        for one, other in zip(found, gradients, strict=True):
+            assert (one - other).norm() <= 1e-4 * whole
+    assert len(used) == 3 * pools
+    for (name, one), other in zip(ours.named_buffers(), theirs.buffers(), strict=True):
+        assert name.endswith("tracked") or torch.allclose(one.double(), other, atol=1e-5), name
+
+
+def test_modes_are_the_layers_own():
+    torch.manual_seed(0)
+    model = Blocks().to(memory_format=torch.channels_last).train()
+    graph = norms.fuse(model, norm, pooling)
+    x = torch.rand(4, 3, 8, 8).contiguous(memory_format=torch.channels_last)
+    graph(x)
+    model.eval()
+    before = copy.deepcopy(model.state_dict())
+    assert torch.allclose(graph(x), model(x), atol=1e-5)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+class Asks(Chain):
+    def forward(self, x):
+        return super().forward(x if self.training else x + 1)
+
+
+class Weighs(Chain):
+    def forward(self, x):
+        return super().forward(x) + self.fc.bias
+
+
+class Branches(Chain):
+    def forward(self, x):
+        return super().forward(x) if x.sum() > 0 else x
+
+
+class Alone(Chain):
+    """A batch-norm that no convolution stands before, or not alone."""
+
+    def forward(self, x):
+        h = self.conv1(x)
+        return self.bn1(h) + h
+
+
+class NoBatchNorm(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten())
+
+
+class ByName(Chain):
+    def forward(self, x):
+        return F.relu(self.bn1(input=self.conv1(x)))
+
+
+class Twice(Chain):
+    """One layer in two places: in which order its statistics move is not ours to change."""
+
+    def forward(self, x):
+        return F.relu(self.bn1(self.conv1(x)) + self.bn1(self.conv1(2 * x)))
+
+
+class FailsInTraining(Chain):
+    def forward(self, x):
+        if self.training:
+            raise NotImplementedError
+        return super().forward(x)
+
+
+class Hooked(Chain):
+    def __init__(self, kind="register_forward_hook", layer="relu"):
+        super().__init__()
+        getattr(getattr(self, layer), kind)(lambda *given: None)
+
+
+class HookedAhead(Hooked):
+    def __init__(self):
+        super().__init__("register_forward_pre_hook", "conv1")
+
+
+class HookedBehind(Hooked):
+    def __init__(self):
+        super().__init__("register_full_backward_hook", "bn2")
+
+
+LEFT = [Asks, Weighs, Branches, Alone, NoBatchNorm, ByName, Twice, FailsInTraining, Hooked, HookedAhead, HookedBehind]
+
+
+@pytest.mark.parametrize("network", LEFT)
+def test_what_cannot_be_rewritten_is_left(network):
+    model = network().train()
+    modes = {name: module.training for name, module in model.named_modules()}
+    assert norms.fuse(model, norm, pooling) is None
+    assert modes == {name: module.training for name, module in model.named_modules()}
+
+
+class Leaky(nn.ReLU):
+    def forward(self, x):
+        return F.leaky_relu(x)
+
+
+class Mixed(nn.Module):
+    """What is near to a pattern and not it: another ReLU, a pooling of what no ReLU has passed, an uneven sum."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv1, self.bn1, self.leaky = nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), Leaky()
+        self.conv2, self.bn2 = nn.Conv2d(8, 10, 3, padding=1, bias=False), nn.BatchNorm2d(10)
+        self.conv3, self.bn3 = nn.Conv2d(10, 10, 3, padding=1, bias=False), nn.BatchNorm2d(10)
+        self.conv4 = nn.Conv2d(10, 5, 1, bias=False)
+
+    def forward(self, x):
+        h = self.leaky(self.bn1(self.conv1(x)))
+        h = F.max_pool2d(self.bn2(self.conv2(h)), 2)
+        h = F.relu(self.bn3(self.conv3(h)) + h)
+        return self.conv4(h).mean((2, 3))
+
+
+def test_what_is_near_to_a_pattern_is_not_taken_for_it():
+    torch.manual_seed(0)
+    ours = Mixed().to(memory_format=torch.channels_last).train()
+    theirs = copy.deepcopy(ours).double()
+    graph = norms.fuse(ours, norm, pooling)
+    units = [module for module in graph.modules() if isinstance(module, norms.NormUnit)]
+    assert [unit.relu for unit in units] == [False, False, True]
+    assert not any(isinstance(module, norms.PoolUnit | norms.Bare) for module in graph.modules())
+    x = torch.rand(4, 3, 8, 8)
+    assert torch.allclose(graph(x.to(memory_format=torch.channels_last)).double(), theirs(x.double()), atol=1e-4)
+
+
+def wrong_forward(x, gain, shift, running, arrived, *, right, **how):
+    held = [tensor.clone() for tensor in running]
+    y, facts = right(x, gain, shift, running, arrived, **how)
+    running[1].copy_(held[1] + (running[1] - held[1]) * 1.01)  # about what a biased variance would be
+    return y, facts
+
+
+def wrong_back(gradients, x, y, facts, arrived, *, right, **how):
+    dx, kept, slopes = right(gradients, x, y, facts, arrived, **how)
+    slopes[0] *= 7 / 8  # as if some rows had been lost
+    return dx, kept, slopes
+
+
+def one_reader(gradients, *given, right, **how):
+    return right(gradients[:1], *given, **how)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"), [("forward", wrong_forward), ("back", wrong_back), ("back", one_reader), ("", None)]
+)
+def test_units_are_tried_one_by_one(name, wrong, monkeypatch):
+    torch.manual_seed(0)
+    model = nn.Sequential(Blocks(), nn.Dropout()).to(memory_format=torch.channels_last).train()
+    model[0].blocks[1].eval()
+    graph = norms.fuse(model, norm, pooling)
+    if wrong is not None:
+        right = getattr(norm, name)
+        monkeypatch.setattr(norm, name, lambda *given, **how: wrong(*given, right=right, **how))
+    before, modes = copy.deepcopy(model.state_dict()), [module.training for module in model.modules()]
+    random = torch.get_rng_state()
+    x = torch.rand(8, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    assert norms.trusted(graph, model, x) == (wrong is None)
+    assert torch.equal(random, torch.get_rng_state())
+    assert modes == [module.training for module in model.modules()]
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert not any(module._forward_pre_hooks or getattr(module, "dry", False) for module in graph.modules())
+
+
+@pytest.mark.parametrize("change", ["momentum", "affine", "statistics", "instance"])
+def test_unusual_batch_norms_are_left(change):
+    model = Chain().train()
+    model.bn2 = {
+        "momentum": nn.BatchNorm2d(20, momentum=None),
+        "affine": nn.BatchNorm2d(20, affine=False),
+        "statistics": nn.BatchNorm2d(20, track_running_stats=False),
+        "instance": nn.InstanceNorm2d(20, affine=True, track_running_stats=True),
+    }[change]
+    assert norms.fuse(model, norm, pooling) is None
+
+
+@pytest.mark.parametrize(("name", "fits"), [("resnet18", True), ("small_cnn", True), ("wrn-10-1", False)])
+def test_the_networks_of_the_paper(name, fits):
+    graph = norms.fuse(build(name, num_classes=10), norm, pooling)
+    assert (graph is not None) == fits
+    if fits:
+        assert all(node.target is not F.relu for node in graph.graph.nodes)
+
+
+def test_the_module_is_not_needed_without_triton():
+    assert "triton" not in importlib.import_module("sparring.engine.norms").__dict__
