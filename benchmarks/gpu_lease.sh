@@ -43,7 +43,7 @@ work() { # END QUEUE:SLOTS...: in the background
   say finished
 }
 
-case $1 in
+case ${1:-} in
   first)
     mkdir -p "$here/tree" "$here/logs" && date +%s > "$here/began"
     cp -r src benchmarks results "$here/tree/" && mkdir -p "$here/tree/runs"
@@ -59,5 +59,5 @@ case $1 in
     for file in "$here"/tree/runs/*/*/metrics.jsonl; do [ -e "$file" ] && echo "$(wc -l < "$file") $(tail -n 1 "$file" | cut -c1-160)"; done
     tar czf "$OUT/home.tgz" --exclude='*.safetensors' --exclude='*.npz' -C "$here" tree/results tree/runs logs log.txt
     echo "[$(now) s] packed $(du -h "$OUT/home.tgz" | cut -f1)" ;;
-  *) sed -n '2,13p' "$0"; exit 2 ;;
+  *) sed -n '2,11p' "$0"; exit 2 ;;
 esac

@@ -49,7 +49,8 @@ def table(name, work, out, repeats=5):
     total = sum(time for _, time in rows.values()) / repeats
     count = sum(count for count, _ in rows.values()) / repeats
     print(f"{name}: {count:.0f} kernels, {total:.0f} us in kernels")
-    lines = [f"{name}: {count:.0f} kernels, {total:.0f} us"]
+    where = f"{torch.cuda.get_device_name()}, torch {torch.__version__}, batch {BATCH}, random images"
+    lines = [f"{name}: {count:.0f} kernels, {total:.0f} us, mean of {repeats}. {where}. {' '.join(sys.argv)}"]
     for kernel, (times, spent) in sorted(rows.items(), key=lambda item: -item[1][1]):
         lines.append(f"{spent / repeats:9.1f} us {times / repeats:5.1f} x  {kernel[:110]}")
     (out / f"profile-{name}.txt").write_text("\n".join(lines) + "\n")

@@ -13,7 +13,7 @@ pytest.importorskip("triton", reason="the kernels need Triton, which pip install
 
 import triton
 
-from sparring.engine import conv, ends, fused, norm, norms, pooling, reading
+from sparring.engine import conv, ends, fused, fusing, norm, pooling, reading
 from sparring.engine.compiling import compiling, launch
 from sparring.engine.fold import fold
 from sparring.models import build
@@ -88,9 +88,9 @@ def test_what_an_update_launches_was_compiled_before(name, monkeypatch):
         kernels[kernel] = Kernel()
         monkeypatch.setattr(module, kernel, kernels[kernel])
     model = build(name, num_classes=10).to(memory_format=torch.channels_last).train()
-    graph = norms.fuse(model, norm, pooling)
+    graph = fusing.fuse(model, norm, pooling)
     x = torch.rand(2, 3, 32, 32)
-    norms.compile_for(graph, x)
+    fusing.compile_for(graph, x)
     assert not any(kernel.ran for kernel in kernels.values())
     torch.autograd.grad(graph(x).sum(), list(model.parameters()))
     for kernel in kernels.values():
@@ -107,7 +107,7 @@ driver.set_active(SimpleNamespace(
     get_current_stream=lambda device=None: 0,
     get_current_target=lambda: GPUTarget("cuda", 90, 32),
 ))
-from sparring.engine import conv, ends, norm, norms, pooling, reading
+from sparring.engine import conv, ends, fusing, norm, pooling, reading
 from sparring.engine.fold import fold
 from sparring.models import build
 reading.convolutions_for = lambda device: (conv, ends, pooling)
@@ -117,7 +117,7 @@ trained = build("small_cnn", num_classes=10).to(torch.bfloat16, memory_format=to
 for layer in trained.modules():
     if isinstance(layer, torch.nn.BatchNorm2d):
         layer.float()
-norms.compile_for(norms.fuse(trained, norm, pooling), torch.rand(8, 3, 32, 32).bfloat16())
+fusing.compile_for(fusing.fuse(trained, norm, pooling), torch.rand(8, 3, 32, 32).bfloat16())
 batch_norm = (norm._statistics, norm._apply, norm._back_sums, norm._back_apply)
 for kernel in (conv._conv, ends._stem, ends._taps, ends._to_pixels, *batch_norm, pooling._max_pool):
     assert kernel.device_caches[0][0], kernel

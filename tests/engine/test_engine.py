@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -35,6 +36,16 @@ def test_a_model_that_cannot_be_traced_is_attacked_as_it_is():
     x = torch.rand(3, 1, 3, 3, dtype=torch.float64)
     torch.testing.assert_close(made.network(x), model(x))
     assert model.training
+
+
+def test_kernels_that_fail_are_told(monkeypatch):
+    """Of a device on which batch-norm's do not run; what is used instead is tested in test_working.py."""
+    broken = SimpleNamespace(takes=lambda x: True)  # and nothing else
+    monkeypatch.setattr("sparring.engine.update.norms_for", lambda device: (broken, broken))
+    made = prepared(network().float().train(), kind="fast", half=True)
+    assert made.line.endswith(", batch-norm in updates by torch's compiler, for our kernels fail on this device")
+    monkeypatch.undo()
+    assert "torch's compiler" not in prepared(network().float().train(), kind="fast", half=True).line
 
 
 def test_the_network_stands_for_the_model():

@@ -17,9 +17,9 @@ from torch import Tensor, fx, nn
 
 from sparring.attacks.setting import quiet
 from sparring.engine.fused import kernels_for
-from sparring.engine.graph import Tracer, add_here, become, drop, fork, is_relu, module_of, only_user, shortcut_of
 from sparring.engine.passes import Passes
 from sparring.engine.reading import plan
+from sparring.engine.tracing import Tracer, add_here, become, drop, fork, is_relu, module_of, only_user, shortcut_of
 from sparring.engine.units import ConvUnit, Dense, ScaleShift, Unit
 
 _Norm = nn.modules.batchnorm._NormBase  # with statistics, though perhaps without weights

@@ -5,9 +5,9 @@ the gradient (alone, and times x) that batch-norm's own gradient needs; then the
 or six kernels of each, for it does not know how to let the last program of a sum go on with what follows from it.
 
 x is (images, channels, height, width), channels last, and may have more channels than the layer: these are zeros, and
-stay it. Statistics and sums are fp32, and the parts of a sum are added
-in a fixed order, whoever comes last. Sums are of x minus its first row, so that squares do not cancel out. Knows
-memory and numbers; the layer that uses it is in norms.py. Tested by Triton's interpreter (tests/engine/test_norm.py).
+stay so. Statistics and sums are fp32, and the parts of a sum are added in a fixed order, whoever comes last. Sums are
+of x minus its first row, so that squares do not cancel out. Knows memory and numbers; the layer that uses it is in
+fusing.py. Tested by Triton's interpreter (tests/engine/test_norm.py).
 """
 
 from __future__ import annotations
@@ -46,6 +46,15 @@ def _gather(parts, arrived, first, second, block, part, splits, BC: tl.constexpr
             second += tl.sum(tl.load(there + BC, mask=mask, other=0.0, cache_modifier=".cg"), 0)
         tl.store(arrived + block, 0)
     return last, first, second
+
+
+@triton.jit
+def _tile(rows, channels, BR: tl.constexpr, BC: tl.constexpr):
+    """Of a program that adds nothing up: its places, which of them there are, its channels, which of them there are."""
+    r = tl.program_id(0) * BR + tl.arange(0, BR)
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    known = c < channels
+    return r[:, None] * channels + c[None, :], (r < rows)[:, None] & known[None, :], c, known
 
 
 @triton.jit(do_not_specialize=["rows", "own", "span", "splits"])
@@ -120,13 +129,9 @@ def _apply(
     BC: tl.constexpr,
 ):
     """relu(x * scale + shift [+ z])."""
-    r = tl.program_id(0) * BR + tl.arange(0, BR)
-    c = tl.program_id(1) * BC + tl.arange(0, BC)
-    known = c < channels
+    at, here, c, known = _tile(rows, channels, BR, BC)
     scale = tl.load(facts + 2 * channels + c, mask=known, other=0.0)
     shift = tl.load(facts + 3 * channels + c, mask=known, other=0.0)
-    here = (r < rows)[:, None] & known[None, :]
-    at = r[:, None] * channels + c[None, :]
     value = tl.load(x + at, mask=here, other=0.0).to(tl.float32) * scale[None, :] + shift[None, :]
     if ADD:
         value += tl.load(z + at, mask=here, other=0.0).to(tl.float32)
@@ -209,14 +214,10 @@ def _back_apply(
     BC: tl.constexpr,
 ):
     """The gradient at x."""
-    r = tl.program_id(0) * BR + tl.arange(0, BR)
-    c = tl.program_id(1) * BC + tl.arange(0, BC)
-    known = c < channels
+    at, here, c, known = _tile(rows, channels, BR, BC)
     scale = tl.load(facts + 2 * channels + c, mask=known, other=0.0)
     by_x = tl.load(slopes + 2 * channels + c, mask=known, other=0.0)
     more = tl.load(slopes + 3 * channels + c, mask=known, other=0.0)
-    here = (r < rows)[:, None] & known[None, :]
-    at = r[:, None] * channels + c[None, :]
     slope = tl.load(g + at, mask=here, other=0.0).to(tl.float32)
     value = tl.load(x + at, mask=here, other=0.0).to(tl.float32)
     if MASK == 1:

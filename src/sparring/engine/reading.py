@@ -12,8 +12,8 @@ import torch
 from torch import fx, nn
 
 from sparring.engine.fused import convolutions_for
-from sparring.engine.graph import halves
 from sparring.engine.passes import Conv, Filter, Flat, MaxPool, Passes, Step
+from sparring.engine.tracing import halves
 from sparring.engine.units import ConvUnit, Dense
 
 

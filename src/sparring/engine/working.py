@@ -3,7 +3,7 @@
 Under autocast every weight is cast to bf16 in the forward and every gradient back: in half precision the layers here
 have bf16 weights of their own, which whoever moves the model's weights writes on the way. And batch-norm counts its
 batches layer by layer: here nobody does, and `count` adds up for all at once. Batch-norm and what is around it are
-launched together, by our own kernels where they fit (norms.py), else by torch's compiler. The model itself is left as
+launched together, by our own kernels where they fit (fusing.py), else by torch's compiler. The model itself is left as
 it is.
 """
 
@@ -15,7 +15,7 @@ from types import ModuleType
 import torch
 from torch import Tensor, nn
 
-from sparring.engine import norms
+from sparring.engine import fusing
 
 _CAST = (nn.modules.conv._ConvNd, nn.Linear)  # autocast runs them in bf16
 _Norm = nn.modules.batchnorm._BatchNorm
@@ -60,12 +60,12 @@ class WorkingCopy:
                 self.counters.append((layer, layer.num_batches_tracked))
                 layer.num_batches_tracked = None
         self.forwards = 0
-        self.fused = norms.fuse(self.module, *kernels) if kernels is not None else None
+        self.fused = fusing.fuse(self.module, *kernels) if kernels is not None else None
         self.refused = False  # whether the kernels fit and fail on this device
         if self.fused is not None:
             probe = torch.rand((8, *shape), generator=torch.Generator().manual_seed(0)).to(parameters[0].device)
             with torch.autocast(probe.device.type, dtype=torch.bfloat16, enabled=half):
-                self.refused = not norms.trusted(self.fused, self.module, probe)
+                self.refused = not fusing.trusted(self.fused, self.module, probe)
             self.fused = None if self.refused else self.fused
         fast = plain = self.module.forward
         if self.fused is not None:

@@ -17,7 +17,7 @@ pytest.importorskip("triton", reason="the kernels need Triton, which pip install
 if torch.cuda.is_available():
     pytest.skip("for the interpreter; on CUDA run benchmarks/gpu_engine_check.py", allow_module_level=True)
 
-from sparring.engine import norm, norms, pooling
+from sparring.engine import fusing, norm, pooling
 from sparring.models import build
 from sparring.models.resnet import BasicBlock
 
@@ -74,16 +74,16 @@ def test_a_rewritten_network_is_the_same_network(network, side, pools, monkeypat
     torch.manual_seed(0)
     model = network().to(memory_format=torch.channels_last).train()
     ours, theirs = model, copy.deepcopy(model).double()
-    graph = norms.fuse(ours, norm, pooling)
+    graph = fusing.fuse(ours, norm, pooling)
     kinds = [type(module) for module in graph.modules()]
     count = sum(isinstance(module, nn.BatchNorm2d) for module in model.modules())
-    wide = [module.more for module in graph.modules() if isinstance(module, norms.Bare)]
+    wide = [module.more for module in graph.modules() if isinstance(module, fusing.Bare)]
     assert sorted(wide) == WIDE[network]
-    assert kinds.count(norms.NormUnit) == count and kinds.count(norms.PoolUnit) == (2 if network is Chain else 0)
+    assert kinds.count(fusing.NormUnit) == count and kinds.count(fusing.PoolUnit) == (2 if network is Chain else 0)
     called = {node.target for node in graph.graph.nodes}
     assert not called & {F.relu, F.max_pool2d, "relu"}
     if network is Blocks:  # what a block reads is read by two
-        assert sum(module.twice for module in graph.modules() if isinstance(module, norms.NormUnit)) == 3
+        assert sum(module.twice for module in graph.modules() if isinstance(module, fusing.NormUnit)) == 3
     used = []
     pool = pooling.max_pool
     monkeypatch.setattr(pooling, "max_pool", lambda x: used.append(x) or pool(x))
@@ -104,7 +104,7 @@ def test_a_rewritten_network_is_the_same_network(network, side, pools, monkeypat
 def test_modes_are_the_layers_own():
     torch.manual_seed(0)
     model = Blocks().to(memory_format=torch.channels_last).train()
-    graph = norms.fuse(model, norm, pooling)
+    graph = fusing.fuse(model, norm, pooling)
     x = torch.rand(4, 3, 8, 8).contiguous(memory_format=torch.channels_last)
     graph(x)
     model.eval()
@@ -183,7 +183,7 @@ LEFT = [Asks, Weighs, Branches, Alone, NoBatchNorm, ByName, Twice, FailsInTraini
 def test_what_cannot_be_rewritten_is_left(network):
     model = network().train()
     modes = {name: module.training for name, module in model.named_modules()}
-    assert norms.fuse(model, norm, pooling) is None
+    assert fusing.fuse(model, norm, pooling) is None
     assert modes == {name: module.training for name, module in model.named_modules()}
 
 
@@ -213,10 +213,10 @@ def test_what_is_near_to_a_pattern_is_not_taken_for_it():
     torch.manual_seed(0)
     ours = Mixed().to(memory_format=torch.channels_last).train()
     theirs = copy.deepcopy(ours).double()
-    graph = norms.fuse(ours, norm, pooling)
-    units = [module for module in graph.modules() if isinstance(module, norms.NormUnit)]
+    graph = fusing.fuse(ours, norm, pooling)
+    units = [module for module in graph.modules() if isinstance(module, fusing.NormUnit)]
     assert [unit.relu for unit in units] == [False, False, True]
-    assert not any(isinstance(module, norms.PoolUnit | norms.Bare) for module in graph.modules())
+    assert not any(isinstance(module, fusing.PoolUnit | fusing.Bare) for module in graph.modules())
     x = torch.rand(4, 3, 8, 8)
     assert torch.allclose(graph(x.to(memory_format=torch.channels_last)).double(), theirs(x.double()), atol=1e-4)
 
@@ -245,14 +245,14 @@ def test_units_are_tried_one_by_one(name, wrong, monkeypatch):
     torch.manual_seed(0)
     model = nn.Sequential(Blocks(), nn.Dropout()).to(memory_format=torch.channels_last).train()
     model[0].blocks[1].eval()
-    graph = norms.fuse(model, norm, pooling)
+    graph = fusing.fuse(model, norm, pooling)
     if wrong is not None:
         right = getattr(norm, name)
         monkeypatch.setattr(norm, name, lambda *given, **how: wrong(*given, right=right, **how))
     before, modes = copy.deepcopy(model.state_dict()), [module.training for module in model.modules()]
     random = torch.get_rng_state()
     x = torch.rand(8, 3, 8, 8, generator=torch.Generator().manual_seed(0))
-    assert norms.trusted(graph, model, x) == (wrong is None)
+    assert fusing.trusted(graph, model, x) == (wrong is None)
     assert torch.equal(random, torch.get_rng_state())
     assert modes == [module.training for module in model.modules()]
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
@@ -268,16 +268,16 @@ def test_unusual_batch_norms_are_left(change):
         "statistics": nn.BatchNorm2d(20, track_running_stats=False),
         "instance": nn.InstanceNorm2d(20, affine=True, track_running_stats=True),
     }[change]
-    assert norms.fuse(model, norm, pooling) is None
+    assert fusing.fuse(model, norm, pooling) is None
 
 
 @pytest.mark.parametrize(("name", "fits"), [("resnet18", True), ("small_cnn", True), ("wrn-10-1", False)])
 def test_the_networks_of_the_paper(name, fits):
-    graph = norms.fuse(build(name, num_classes=10), norm, pooling)
+    graph = fusing.fuse(build(name, num_classes=10), norm, pooling)
     assert (graph is not None) == fits
     if fits:
         assert all(node.target is not F.relu for node in graph.graph.nodes)
 
 
 def test_the_module_is_not_needed_without_triton():
-    assert "triton" not in importlib.import_module("sparring.engine.norms").__dict__
+    assert "triton" not in importlib.import_module("sparring.engine.fusing").__dict__

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from sparring.engine.graph import (
+from sparring.engine.tracing import (
     Tracer,
     add_here,
     become,

@@ -1,4 +1,4 @@
-"""Small questions about a traced network, for those who rewrite one (fold.py, norms.py)."""
+"""Small questions about a traced network, for those who rewrite one (fold.py, fusing.py)."""
 
 from __future__ import annotations
 
