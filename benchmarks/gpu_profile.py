@@ -1,8 +1,9 @@
 """Where does the time of a captured step go? Kernel by kernel, one GPU, random images. A tool for docs/performance.md.
 
-PYTHONPATH=src python3 benchmarks/gpu_profile.py OUT_FOLDER [MODEL] [compiler]
+PYTHONPATH=src python3 benchmarks/gpu_profile.py OUT_FOLDER [MODEL] [compiler | autograd]
 
-With `compiler` the update's batch-norms are left to torch's compiler, not to norm.py.
+With `compiler` the update's batch-norms are left to torch's compiler, not to norm.py; with `autograd` the gradients of
+weights are left to autograd, not found aside.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch
 from gpu_engine_check import BATCH, DEVICE, SHAPE, made
 from torch.profiler import ProfilerActivity, profile
 
-from sparring.engine import update
+from sparring.engine import fusing, update
 
 
 def milliseconds(work, repeats=30):
@@ -61,6 +62,8 @@ def main() -> None:
     out.mkdir(parents=True, exist_ok=True)
     if sys.argv[3:] == ["compiler"]:
         update.norms_for = lambda device: None
+    if sys.argv[3:] == ["autograd"]:
+        fusing._set_aside = lambda graph, node, aside: None
     torch.backends.cudnn.benchmark = True
     model, engine, began = made(name, half=True)
     x = torch.rand(BATCH, *SHAPE, device=DEVICE)

@@ -18,6 +18,7 @@ from sparring.engine.average import Average
 from sparring.engine.buckets import bucket_sizes
 from sparring.engine.fold import Folded, agrees, fold
 from sparring.engine.graphs import on
+from sparring.engine.parts import Parted
 from sparring.engine.replay import Replayed
 from sparring.engine.update import Exchange, FastUpdate, LossOf, PlainUpdate, Update, alone
 from sparring.engine.walk import FastWalk
@@ -100,7 +101,7 @@ def prepare(
         # Measured on an H200, batch 128: the compiler gains where batch-norm stands alone (WRN-34-10 7.6 against 9.1 ms
         # a step); elsewhere it gains 2 % (ResNet-18 1.06 against 1.08) and is not worth its start. Only the walk has
         # it, which calls it in captures alone.
-        walked = torch.compile(folded, dynamic=True)
+        walked = Parted(torch.compile(folded, dynamic=True), device)
 
     def after() -> None:
         if folded is not None:

@@ -8,7 +8,6 @@ Where Triton is, the bookkeeping is three launches (kernels.py); `_judge`, `_com
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import ModuleType
 
 import torch
@@ -16,9 +15,8 @@ from torch import Tensor
 
 from sparring import losses, threat
 from sparring.engine.fused import kernels_for
+from sparring.engine.parts import Network, Parted, ahead
 from sparring.engine.passes import Passes
-
-Network = Callable[[Tensor], Tensor]
 
 
 class ActiveSet:
@@ -116,15 +114,15 @@ class ActiveSet:
         if passes is not None and self.kernels is not None and passes.takes(self.x):
             self._step_by_hand(passes, rows)
             return
-        point = self.x_adv[rows].requires_grad_()
-        logits = network(point)
+        point = self.x_adv[rows]
+        logits, back = network.ahead(point) if isinstance(network, Parted) else ahead(network, point)
         # The report goes out before the gradient: the host chooses the next bucket while it is computed.
         if self.kernels is None:
             slope = self._judge(logits, rows)
             self._compact(size)
         else:
-            slope = self._judge_and_compact(logits.detach(), rows)
-        (gradient,) = torch.autograd.grad(logits, point, slope)
+            slope = self._judge_and_compact(logits, rows)
+        gradient = back(slope)
         if self.kernels is None:
             self._move(gradient)
         else:

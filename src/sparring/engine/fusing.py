@@ -1,9 +1,10 @@
 """The network that an update trains, with every batch-norm and what is around it as one operation (norm.py).
 
-`fuse` reads a model's graph. Behind a convolution, batch-norm takes the addition and the ReLU behind it into itself,
-and the convolution's bias too: batch-norm takes the mean away again, so the bias moves nothing but the running mean,
-and its gradient is zero. A model that cannot be traced, asks for its mode, or has a batch-norm anywhere else (wide
-ResNets) is refused with None, and the caller leaves it to torch's compiler.
+`fuse` reads a model's graph. Batch-norm takes the addition and the ReLU behind it into itself, and the bias of a
+convolution before it too: batch-norm takes the mean away again, so the bias moves nothing but the running mean, and its
+gradient is zero. Where somebody else reads what batch-norm reads (the shortcuts of wide ResNets), he reads it through
+the batch-norm, so that both gradients are added there. A model that cannot be traced, asks for its mode, or has an
+unusual batch-norm is refused with None, and the caller leaves it to torch's compiler.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
+from sparring.engine.aside import Aside
 from sparring.engine.tracing import (
     Tracer,
     add_here,
     become,
     drop,
-    fork,
+    give,
     halves,
     is_relu,
     module_of,
@@ -43,6 +45,7 @@ class Bare(nn.Module):
         super().__init__()
         self.of = (conv,)  # in a tuple: its weights stay the model's
         self.more = -conv.out_channels % _WHOLE if wide else 0
+        self.aside: Aside | None = None  # who finds the weight's gradient, if not autograd
 
     def forward(self, x: Tensor) -> Tensor:
         """As the convolution, but for the bias."""
@@ -50,6 +53,8 @@ class Bare(nn.Module):
         weight, given = conv.weight, x.shape[1] - conv.in_channels
         if given or self.more:
             weight = F.pad(weight, (0, 0, 0, 0, 0, given, 0, self.more))
+        if self.aside is not None:
+            return self.aside.convolution(x, conv, weight)
         out: Tensor = conv._conv_forward(x, weight, None)
         return out
 
@@ -61,11 +66,14 @@ class NormUnit(nn.Module):
         super().__init__()
         self.of, self.bias_of = (norm,), (bias,)
         self.kernels, self.arrived = kernels, arrived
-        self.relu, self.twice = False, False
+        self.relu, self.twice, self.through = False, False, False
         self.dry = False  # see compile_for
 
     def forward(self, x: Tensor, z: Tensor | None = None) -> Any:
-        """The output; as a pair of the same where two layers read it, so that each brings its gradient."""
+        """The output; twice where two layers read it, so that each brings its gradient; and x, where it goes through.
+
+        As a tuple, where it is more than one.
+        """
         (norm,), (bias,) = self.of, self.bias_of
         given = (x,) if z is None else (x, z)
         alike = all(t.dtype == x.dtype and t.shape == x.shape and self.kernels.takes(t) for t in given)
@@ -81,7 +89,12 @@ class NormUnit(nn.Module):
         y = norm(x if bias is None else x + bias.to(x.dtype)[:, None, None])
         y = y if z is None else y + z
         y = F.relu(y) if self.relu else y
-        return (y, y) if self.twice else y
+        return self.given_out(y, y, x)
+
+    def given_out(self, y: Tensor, again: Tensor, x: Tensor) -> Any:
+        """What `forward` returns."""
+        outs = (y, *((again,) if self.twice else ()), *((x,) if self.through else ()))
+        return outs if len(outs) > 1 else y
 
 
 class _Norm(torch.autograd.Function):
@@ -95,13 +108,15 @@ class _Norm(torch.autograd.Function):
         y, facts = unit.kernels.forward(x, gain, shift, running, unit.arrived, bias=bias, z=z, **how)
         ctx.save_for_backward(x, facts, y if unit.relu and z is not None else None)
         ctx.unit, ctx.added, ctx.bias = unit, z is not None, bias
-        return (y, y.view_as(y)) if unit.twice else y
+        return unit.given_out(y, y.view_as(y), x.view_as(x))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
         x, facts, y = ctx.saved_tensors
-        laid = tuple(_like(gradient, x) for gradient in gradients if gradient is not None)
-        how = {"relu": ctx.unit.relu, "keep": ctx.added}
+        more = gradients[-1] if ctx.unit.through else None
+        own = gradients[: 2 if ctx.unit.twice else 1]
+        laid = tuple(_like(gradient, x) for gradient in own if gradient is not None) or (torch.zeros_like(x),)
+        how = {"relu": ctx.unit.relu, "keep": ctx.added, "more": None if more is None else _like(more, x)}
         dx, kept, slopes = ctx.unit.kernels.back(laid, x, y, facts, ctx.unit.arrived, **how)
         none = None if ctx.bias is None else torch.zeros_like(ctx.bias)
         gain, shift = slopes[:2, : ctx.unit.of[0].num_features]
@@ -156,8 +171,12 @@ class _Pool(torch.autograd.Function):
         return ctx.kernels.max_pool_back(_like(gradients[0], x), x), None
 
 
-def fuse(model: nn.Module, norm: ModuleType, pooling: ModuleType) -> fx.GraphModule | None:
-    """The same network on the same tensors, its batch-norms fused with their surroundings; None where it cannot be."""
+def fuse(model: nn.Module, norm: ModuleType, pooling: ModuleType, aside: Aside | None = None) -> fx.GraphModule | None:
+    """The same network on the same tensors, its batch-norms fused with their surroundings; None where it cannot be.
+
+    Args:
+        aside: finds the gradients of convolutions' weights, and is to be asked for all gradients then.
+    """
     if any(_watched(module) for module in model.modules()):
         return None
     modes = [(module, module.training) for module in model.modules()]
@@ -175,7 +194,7 @@ def fuse(model: nn.Module, norm: ModuleType, pooling: ModuleType) -> fx.GraphMod
     if other != str(graph.graph) or any(node.op == "get_attr" for node in nodes):
         return None
     norms = [node for node in nodes if isinstance(module_of(graph, node), nn.modules.batchnorm._NormBase)]
-    if not norms or not all(_follows_a_convolution(graph, node) for node in norms):
+    if not norms or not all(_usual(graph, node) for node in norms):
         return None
     if len({node.target for node in norms}) < len(norms):  # one layer in two places: their order is not to change
         return None
@@ -192,6 +211,8 @@ def fuse(model: nn.Module, norm: ModuleType, pooling: ModuleType) -> fx.GraphMod
         _widen(graph, node)
     for node in list(graph.graph.nodes):
         _fork(graph, node)
+        if aside is not None:
+            _set_aside(graph, node, aside)
     graph.graph.lint()
     graph.recompile()
     return graph
@@ -231,7 +252,7 @@ def trusted(graph: fx.GraphModule, model: nn.Module, x: Tensor) -> bool:
 def _right(unit: NormUnit, given: tuple[Tensor, ...]) -> bool:
     """Whether a unit is near to torch's operations in fp32 on these inputs."""
     draws = torch.Generator().manual_seed(0)
-    slopes = [torch.randn(given[0].shape, generator=draws).to(given[0]) for _ in range(2 if unit.twice else 1)]
+    slopes = [torch.randn(given[0].shape, generator=draws).to(given[0]) for _ in range(1 + unit.twice + unit.through)]
     ours = _both_ways(unit, unit.forward, given, slopes)
     with torch.autocast(given[0].device.type, enabled=False):
         exact = _both_ways(unit, unit.plain, [t.float() for t in given], [slope.float() for slope in slopes])
@@ -249,7 +270,7 @@ def _both_ways(unit: NormUnit, way: Any, given: Sequence[Tensor], slopes: Sequen
     learned = [parameter for parameter in (norm.weight, norm.bias) if parameter.requires_grad]
     with torch.enable_grad():
         out = way(*inputs)
-        outs = out if unit.twice else (out,)
+        outs = out if isinstance(out, tuple) else (out,)
         fitting = [slope[:, : outs[0].shape[1]] for slope in slopes]
         gradients = torch.autograd.grad(outs, [*inputs, *learned], fitting)
     moved = [now - then for now, then in zip(running, before, strict=True)]
@@ -278,26 +299,24 @@ def _watched(module: nn.Module) -> bool:
     return any(kinds)
 
 
-def _follows_a_convolution(graph: fx.GraphModule, node: fx.Node) -> bool:
-    """Whether it is a batch-norm as most are, and reads a convolution that nobody else reads."""
-    if len(node.args) != 1 or node.kwargs:
+def _usual(graph: fx.GraphModule, node: fx.Node) -> bool:
+    """Whether it is a batch-norm as most are."""
+    if len(node.args) != 1 or node.kwargs or not isinstance(node.args[0], fx.Node):
         return False
-    norm, before = module_of(graph, node), node.args[0]
-    usual = type(norm) is nn.BatchNorm2d and norm.affine and norm.track_running_stats and norm.momentum is not None
-    if not usual or not isinstance(before, fx.Node) or len(before.args) != 1 or before.kwargs:
-        return False
-    return type(module_of(graph, before)) is nn.Conv2d and only_user(before) is node
+    norm = module_of(graph, node)
+    return type(norm) is nn.BatchNorm2d and norm.affine and norm.track_running_stats and norm.momentum is not None
 
 
 def _take(graph: fx.GraphModule, node: fx.Node, kernels: ModuleType, arrived: Tensor) -> None:
     """Put a unit in a batch-norm's place, and what lies around it into the unit."""
     norm, before = module_of(graph, node), node.args[0]
     assert isinstance(norm, nn.BatchNorm2d) and isinstance(before, fx.Node)
-    conv = module_of(graph, before)
-    assert isinstance(conv, nn.Conv2d)
-    unit = NormUnit(norm, conv.bias, kernels, arrived)
+    conv, bias = module_of(graph, before), None
+    if type(conv) is nn.Conv2d and only_user(before) is node and len(before.args) == 1 and not before.kwargs:
+        bias = conv.bias
+    unit = NormUnit(norm, bias, kernels, arrived)
     become(graph, node, unit)
-    if conv.bias is not None:
+    if isinstance(conv, nn.Conv2d) and bias is not None:
         become(graph, before, Bare(conv, wide=False))
     added, after = shortcut_of(graph, node), only_user(node)
     if added is not None:
@@ -325,12 +344,39 @@ def _widen(graph: fx.GraphModule, node: fx.Node) -> None:
         become(graph, node, Bare(conv, wide=True))
 
 
-def _fork(graph: fx.GraphModule, node: fx.Node) -> None:
-    """Where two read a unit, each gets an output of its own."""
+def _set_aside(graph: fx.GraphModule, node: fx.Node, aside: Aside) -> None:
+    """Let the gradient of a convolution's weight be found aside."""
     unit = module_of(graph, node)
-    if isinstance(unit, NormUnit) and len(node.users) == 2:
-        unit.twice = True
-        fork(graph, node)
+    if type(unit) is nn.Conv2d and unit.bias is None:
+        unit = Bare(unit, wide=False)
+        become(graph, node, unit)
+    if isinstance(unit, Bare) and unit.of[0].padding_mode == "zeros" and not isinstance(unit.of[0].padding, str):
+        unit.aside = aside
+
+
+def _fork(graph: fx.GraphModule, node: fx.Node) -> None:
+    """Where two read a unit, each gets an output of its own; and who else reads what the unit reads, reads it there."""
+    unit = module_of(graph, node)
+    if not isinstance(unit, NormUnit):
+        return
+    readers, other = list(node.users), _other_reader(graph, node)
+    unit.twice, unit.through = len(readers) == 2, other is not None
+    if unit.twice or unit.through:
+        for place, reader in enumerate(readers):
+            give(graph, node, place if unit.twice else 0, reader, node)
+    if other is not None:
+        give(graph, node, 1 + unit.twice, other, node.args[0])
+
+
+def _other_reader(graph: fx.GraphModule, node: fx.Node) -> fx.Node | None:
+    """Who reads what a unit reads, if it is one alone, and later."""
+    before = node.args[0]
+    assert isinstance(before, fx.Node)
+    others = [reader for reader in before.users if reader is not node]
+    if len(others) != 1 or before.op == "placeholder" or isinstance(module_of(graph, before), NormUnit):
+        return None  # images have no gradient; and a unit itself adds up what its two readers bring
+    order = list(graph.graph.nodes)
+    return others[0] if order.index(others[0]) > order.index(node) else None
 
 
 def _like(gradient: Tensor, x: Tensor) -> Tensor:

@@ -90,6 +90,11 @@ def add_here(graph: fx.GraphModule, node: fx.Node, other: fx.Node, total: fx.Nod
 
 def fork(graph: fx.GraphModule, node: fx.Node) -> None:
     """Where two read a node that gives its output twice, each gets one of its own."""
-    for index, user in enumerate(list(node.users)):
-        with graph.graph.inserting_after(node):
-            user.replace_input_with(node, graph.graph.call_function(operator.getitem, (node, index)))
+    for place, reader in enumerate(list(node.users)):
+        give(graph, node, place, reader, node)
+
+
+def give(graph: fx.GraphModule, node: fx.Node, place: int, reader: fx.Node, instead_of: Any) -> None:
+    """Let a reader have one of the outputs of a node, instead of what it reads."""
+    with graph.graph.inserting_after(node):
+        reader.replace_input_with(instead_of, graph.graph.call_function(operator.getitem, (node, place)))

@@ -166,6 +166,7 @@ class FastUpdate:
             self.parameters,
             self.working.leaves,
             self.awp if awp else None,
+            self.working.aside.gradients,
         )
         with torch.no_grad():
             self.exchange([loss, *gradients])
@@ -181,6 +182,7 @@ def _gradients(
     parameters: list[Tensor],
     leaves: list[Tensor],
     awp: Tensor | None,
+    differentiate: Callable[[Tensor, list[Tensor]], Sequence[Tensor]] = torch.autograd.grad,
 ) -> tuple[Tensor, list[Tensor]]:
     """The loss and its gradient; with `awp` both at the weights w + v (AWP, Wu et al. 2020).
 
@@ -192,10 +194,10 @@ def _gradients(
     if awp is None:
         loss = loss_here()
         # Not backward(): it passes through nodes that remember the stream of an earlier step: that breaks a capture.
-        return loss.detach(), list(torch.autograd.grad(loss, leaves))
+        return loss.detach(), list(differentiate(loss, leaves))
     kept = [tensor.clone() for tensor in statistics]
     weights = [(leaf, weight) for leaf, weight in zip(leaves, parameters, strict=True) if weight.dim() > 1]
-    uphill = torch.autograd.grad(loss_here(), [leaf for leaf, _ in weights])
+    uphill = differentiate(loss_here(), [leaf for leaf, _ in weights])
     with torch.no_grad():
         before = [leaf.detach().clone() for leaf, _ in weights]
         for tensor, value in zip(statistics, kept, strict=True):
@@ -203,7 +205,7 @@ def _gradients(
         for (leaf, weight), g in zip(weights, uphill, strict=True):
             g = g.to(weight.dtype)
             torch.add(weight, awp * weight.norm() / (g.norm() + 1e-12) * g, out=leaf)
-    loss, gradients = _gradients(loss_here, statistics, parameters, leaves, None)
+    loss, gradients = _gradients(loss_here, statistics, parameters, leaves, None, differentiate)
     with torch.no_grad():
         for (leaf, _), value in zip(weights, before, strict=True):
             leaf.copy_(value)

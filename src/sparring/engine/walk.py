@@ -17,9 +17,10 @@ from torch import Tensor, nn
 
 from sparring import threat
 from sparring.attacks import Found
-from sparring.engine.active import ActiveSet, Network
+from sparring.engine.active import ActiveSet
 from sparring.engine.buckets import bucket_sizes, fitting
 from sparring.engine.graphs import Captured
+from sparring.engine.parts import Network
 from sparring.errors import UserError
 
 # sleep(0) takes some 50 us on Linux, where it waits for a timer: as long as half a step of a small network.

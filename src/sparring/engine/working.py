@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from sparring.engine import fusing
+from sparring.engine.aside import Aside
 
 _CAST = (nn.modules.conv._ConvNd, nn.Linear)  # autocast runs them in bf16
 _Norm = nn.modules.batchnorm._BatchNorm
@@ -60,7 +61,8 @@ class WorkingCopy:
                 self.counters.append((layer, layer.num_batches_tracked))
                 layer.num_batches_tracked = None
         self.forwards = 0
-        self.fused = fusing.fuse(self.module, *kernels) if kernels is not None else None
+        self.aside = Aside(parameters[0].device)
+        self.fused = fusing.fuse(self.module, *kernels, self.aside) if kernels is not None else None
         self.refused = False  # whether the kernels fit and fail on this device
         if self.fused is not None:
             probe = torch.rand((8, *shape), generator=torch.Generator().manual_seed(0)).to(parameters[0].device)

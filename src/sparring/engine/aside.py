@@ -1,0 +1,97 @@
+"""Gradients of weights beside the way back: on a stream of their own, while the gradient goes on to the layers below.
+
+On the way back through a convolution two gradients follow from one: that of its input, which the layers below wait for,
+and that of its weight, which nobody needs before the weights are moved. Autograd computes one behind the other. Here
+the weight's is launched on a second stream, where it fills what the kernels of the first leave idle. Autograd is told
+that such a weight has no gradient: `gradients` asks it for the others, waits for the second stream and puts the two
+together. Without CUDA there is one stream, and the numbers are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class Aside:
+    """Where the gradients of weights are collected until the way back is over."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self.tuned: set[tuple[int, ...]] = set()  # cuDNN times its kernels at first, and nobody is to disturb it
+        self.found: dict[int, Tensor] = {}
+        self.read: list[Tensor] = []  # by kernels that may not have run: nobody may write there yet
+
+    def convolution(self, x: Tensor, conv: nn.Conv2d, weight: Tensor) -> Tensor:
+        """conv(x) without its bias, whose weight's gradient will be found aside. `weight` holds conv's, and zeros."""
+        out: Tensor = _Convolution.apply(x, conv.weight, conv, weight.detach(), self)  # type: ignore[no-untyped-call]
+        return out
+
+    def put(self, conv: nn.Conv2d, gradient: Tensor, x: Tensor, weight: Tensor) -> None:
+        """Launch the gradient of a weight from that of the convolution's output."""
+        kind = (*x.shape, *weight.shape, *gradient.shape)
+        if self.stream is None or kind not in self.tuned:
+            self.tuned.add(kind)
+            self._add(conv, gradient, x, weight)
+            return
+        self.read += [gradient, x, weight]
+        self.stream.wait_stream(torch.cuda.current_stream(gradient.device))
+        with torch.cuda.stream(self.stream):
+            self._add(conv, gradient, x, weight)
+
+    def _add(self, conv: nn.Conv2d, gradient: Tensor, x: Tensor, weight: Tensor) -> None:
+        leaf = conv.weight
+        found = _backward(gradient, x, weight, conv, [False, True, False])[1]
+        if found.shape != leaf.shape:
+            found = torch.empty_like(leaf).copy_(found[: leaf.shape[0], : leaf.shape[1]])
+        before = self.found.get(id(leaf))  # where the layer was run twice
+        self.found[id(leaf)] = found if before is None else before + found
+
+    def gradients(self, loss: Tensor, leaves: Sequence[Tensor]) -> list[Tensor]:
+        """As `torch.autograd.grad`, together with what was found aside."""
+        self.found.clear()
+        try:
+            told = torch.autograd.grad(loss, leaves, allow_unused=True)
+            if self.stream is not None and self.read:  # a stream that a capture does not know cannot be waited for
+                torch.cuda.current_stream(loss.device).wait_stream(self.stream)
+            return [_both(one, self.found.get(id(leaf))) for leaf, one in zip(leaves, told, strict=True)]
+        finally:
+            self.found.clear()
+            self.read.clear()
+
+
+class _Convolution(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, leaf: Tensor, conv: nn.Conv2d, weight: Tensor, aside: Aside) -> Tensor:
+        own = x.dtype
+        x = x.to(weight.dtype)
+        ctx.save_for_backward(x, weight)
+        ctx.conv, ctx.aside, ctx.own = conv, aside, own
+        return torch.nn.functional.conv2d(x, weight, None, conv.stride, conv.padding, conv.dilation, conv.groups)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        x, weight = ctx.saved_tensors
+        gradient = gradients[0].contiguous(memory_format=torch.channels_last)
+        if ctx.needs_input_grad[1]:
+            ctx.aside.put(ctx.conv, gradient, x, weight)
+        of_x = None
+        if ctx.needs_input_grad[0]:
+            of_x = _backward(gradient, x, weight, ctx.conv, [True, False, False])[0].to(ctx.own)
+        return of_x, None, None, None, None
+
+
+def _backward(gradient: Tensor, x: Tensor, weight: Tensor, conv: nn.Conv2d, which: list[bool]) -> Any:
+    how = (conv.stride, conv.padding, conv.dilation, False, (0, 0), conv.groups)
+    return torch.ops.aten.convolution_backward(gradient, x, weight, None, *how, which)
+
+
+def _both(one: Tensor | None, other: Tensor | None) -> Tensor:
+    if one is None and other is None:
+        raise RuntimeError("a weight that takes no part in the loss has no gradient")
+    if one is None or other is None:
+        return one if other is None else other  # type: ignore[return-value]
+    return one + other
