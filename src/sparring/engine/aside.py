@@ -37,7 +37,7 @@ class Aside:
             self.tuned.add(kind)
             self._add(conv, gradient, x, weight)
             return
-        self.read += [gradient, x, weight]
+        self.read += [gradient, x, weight, *([self.found[id(conv.weight)]] if id(conv.weight) in self.found else [])]
         self.stream.wait_stream(torch.cuda.current_stream(gradient.device))
         with torch.cuda.stream(self.stream):
             self._add(conv, gradient, x, weight)

@@ -65,6 +65,7 @@ class NormUnit(nn.Module):
     def __init__(self, norm: nn.BatchNorm2d, bias: Tensor | None, kernels: ModuleType, arrived: Tensor) -> None:
         super().__init__()
         self.of, self.bias_of = (norm,), (bias,)
+        self.of_bias = None if bias is None else torch.zeros_like(bias)  # its gradient
         self.kernels, self.arrived = kernels, arrived
         self.relu, self.twice, self.through = False, False, False
         self.dry = False  # see compile_for
@@ -107,7 +108,7 @@ class _Norm(torch.autograd.Function):
         how = {"relu": unit.relu, "eps": norm.eps, "momentum": norm.momentum}
         y, facts = unit.kernels.forward(x, gain, shift, running, unit.arrived, bias=bias, z=z, **how)
         ctx.save_for_backward(x, facts, y if unit.relu and z is not None else None)
-        ctx.unit, ctx.added, ctx.bias = unit, z is not None, bias
+        ctx.unit, ctx.added = unit, z is not None
         return unit.given_out(y, y.view_as(y), x.view_as(x))
 
     @staticmethod
@@ -118,9 +119,8 @@ class _Norm(torch.autograd.Function):
         laid = tuple(_like(gradient, x) for gradient in own if gradient is not None) or (torch.zeros_like(x),)
         how = {"relu": ctx.unit.relu, "keep": ctx.added, "more": None if more is None else _like(more, x)}
         dx, kept, slopes = ctx.unit.kernels.back(laid, x, y, facts, ctx.unit.arrived, **how)
-        none = None if ctx.bias is None else torch.zeros_like(ctx.bias)
         gain, shift = slopes[:2, : ctx.unit.of[0].num_features]
-        return dx, gain, shift, none, kept if ctx.added else None, None
+        return dx, gain, shift, ctx.unit.of_bias, kept if ctx.added else None, None
 
     @staticmethod
     def dry(x: Tensor, *given: Any) -> Any:

@@ -66,7 +66,7 @@ class Parted:
         return torch.cat([logits for logits, _ in found]), back
 
     def _side_by_side(self, works: list[Callable[[], T]], alone: bool) -> list[T]:
-        """Do the first on this stream and each other on one of its own, or all on this; all are done when it goes on."""
+        """The first on this stream and each other on one of its own, or all on this. It goes on when all are done."""
         if alone:
             return [work() for work in works]
         here, others = torch.cuda.current_stream(), self.streams[: len(works) - 1]
