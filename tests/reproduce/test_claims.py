@@ -77,7 +77,7 @@ def test_friendly_training_stands_at_large_radii():
     verdict, line = claims.by_radius("Net", radii())
     assert verdict == (
         "Net: confirmed (1 of 1 line: Madry loses natural and PGD-20 accuracy, the line less of the natural; it "
-        "gains at 2 eps, and ends ahead but there). "
+        "gains at 2 eps, and ends ahead of it at eps). "
         "In brackets Madry; differences at the last radius are known to ± 1.3."
     )
     assert line.startswith("tau 0, radius 0.03 → 0.15: natural 86.0 → 70.0 (79.0 → 26.0), PGD-20 30.0 → 42.0 (40.0 ")

@@ -119,6 +119,21 @@ def test_notes_say_images_scale_hardware_and_doubts(measured, tmp_path):
     assert "Doubt about FAT (seed 0): The loss does not grow." in notes(collect(TABLE, tmp_path / "results"))
 
 
+def test_a_model_that_no_attack_moves_is_named(measured, tmp_path):
+    job = copy(measured, tmp_path)
+    assert not any("has not learned" in note for note in notes(collect(TABLE, tmp_path / "results")))
+    found = results.read(job.path)
+    for attack in found["found"]["attacks"].values():
+        attack["accuracy"] = 0.196
+        attack.pop("right", None)
+    results.write(job.path, found)
+    (told,) = [note for note in notes(collect(TABLE, tmp_path / "results")) if "has not learned" in note]
+    assert told == "fat (seed 0) has 19.6 % natural and under every attack: it has not learned."
+    found["history"]["one_class"] = [True, True]
+    results.write(job.path, found)
+    assert any("same class, in every epoch." in note for note in notes(collect(TABLE, tmp_path / "results")))
+
+
 def test_a_course_needs_no_attacks(measured):
     collected = collect(COURSE, measured / "results")
     assert collected.measured("lite", [0]) == 1 and notes(collected)

@@ -20,7 +20,14 @@ Network = Callable[[Tensor], Tensor]
 Back = Callable[[Tensor], Tensor]  # the gradient at the logits to that at the images
 
 # WRN-34-10 on an H200, where parts are faster than the whole by 2 % or more (results/engine/cuts-wrn-34-10-h200.json).
-CUTS: dict[int, tuple[int, ...]] = {64: (32, 32), 128: (96, 32)}
+CUTS: dict[int, tuple[int, ...]] = {
+    32: (16, 16),
+    56: (32, 24),
+    64: (32, 32),
+    80: (40, 40),
+    112: (96, 16),
+    128: (96, 32),
+}
 
 
 def ahead(network: Network, x: Tensor) -> tuple[Tensor, Back]:

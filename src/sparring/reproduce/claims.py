@@ -67,7 +67,7 @@ def by_radius(name: str, lines: Mapping[str, Line]) -> list[str]:
     of = "line" if len(told) == 1 else "lines"
     counted = (
         f"{holds} of {len(told)} {of}: {original} loses natural and PGD-20 accuracy, the line less of the natural; it "
-        "gains at 2 eps, and ends ahead but there"
+        "gains at 2 eps, and ends ahead of it at eps"
     )
     how = f"In brackets {original}; differences at the last radius are known to ± {rounded(noise)}."
     rest = [f"Too few radii to compare {original} with: {', '.join(alone)}."] if alone else []

@@ -174,6 +174,7 @@ def notes(collected: Collected) -> list[str]:
     told += _other_scale(collected)
     told += _best_epochs(shown, item.columns)
     told += [doubt for row in item.rows for doubt in _doubts(row, collected.of(row))]
+    told += [dead for result in shown if (dead := _dead(result))]
     told += [_course(result) for result in collected.begun]
     if collected.other:
         were = "result here was" if collected.other == 1 else "results here were"
@@ -283,6 +284,17 @@ def _doubts(row: Row, several: Sequence[Result]) -> list[str]:
         for result in several
         for doubt in result["found"].get("doubts", ())
     ]
+
+
+def _dead(result: Result) -> str:
+    """A model that no attack moves has not been trained: it gives every image the same class."""
+    accuracies = {name: attack["accuracy"] for name, attack in result["found"].get("attacks", {}).items()}
+    if len(accuracies) < 2 or len(set(accuracies.values())) > 1 or accuracies.get("natural", 1.0) == 1.0:
+        return ""
+    always = all(result["history"].get("one_class", [False]))
+    held = "; held-out images all got the same class, in every epoch" if always else ""
+    who = f"{result['row']} (seed {result['seed']})"
+    return f"{who} has {100 * accuracies['natural']:.1f} % natural and under every attack: it has not learned{held}."
 
 
 def _course(result: Result) -> str:
