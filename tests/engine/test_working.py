@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from sparring.engine import update
+from sparring.engine.fusing import Bare
 from sparring.engine.graphs import Captured
 from sparring.engine.update import FastUpdate, PlainUpdate
 from sparring.engine.working import WorkingCopy
@@ -99,15 +100,18 @@ def test_bf16_equals_autocast(name, kernels):
 
 
 @by_triton
-@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize(("half", "many"), [(False, 12), (False, 1), (True, 1)])
 @pytest.mark.parametrize("name", ["madry", "trades"])
-def test_fused_batch_norm_trains_alike(name, half):
+def test_fused_batch_norm_trains_alike(name, half, many, monkeypatch):
     """The interpreter cuts bf16 where a GPU rounds, so there it is alike and not the same."""
+    monkeypatch.setattr("sparring.engine.working._MANY", many)
     tolerance = 0.05 if half else 1e-5
     ours, theirs, far = models(3)
     loss = objective(name)
     step, reference = fast(ours, loss, half=half, norms=NORMS), plain(theirs, loss, half=half)
     assert step.working.fused is not None and not step.working.refused
+    beside = [unit.aside for unit in step.working.fused.modules() if isinstance(unit, Bare)]
+    assert all(aside is (step.working.aside if many == 1 else None) for aside in beside) and (beside or many > 1)
     assert_same(far, ours, 0.0)  # though it has been tried
     for number, (lr, count, awp) in enumerate(STEPS):
         given = batch(count, number)

@@ -18,6 +18,9 @@ from torch import Tensor, nn
 from sparring.engine import fusing
 from sparring.engine.aside import Aside
 
+# Convolutions from which on their weights' gradients are found aside. A graph of two branches takes longer to launch
+# than one in a row: Small CNN's six do not bring that in (docs/performance.md).
+_MANY = 12
 _CAST = (nn.modules.conv._ConvNd, nn.Linear)  # autocast runs them in bf16
 _Norm = nn.modules.batchnorm._BatchNorm
 
@@ -62,7 +65,9 @@ class WorkingCopy:
                 layer.num_batches_tracked = None
         self.forwards = 0
         self.aside = Aside(parameters[0].device)
-        self.fused = fusing.fuse(self.module, *kernels, self.aside) if kernels is not None else None
+        many = sum(isinstance(layer, nn.Conv2d) for layer in self.module.modules()) >= _MANY
+        aside = self.aside if many else None
+        self.fused = fusing.fuse(self.module, *kernels, aside) if kernels is not None else None
         self.refused = False  # whether the kernels fit and fail on this device
         if self.fused is not None:
             probe = torch.rand((8, *shape), generator=torch.Generator().manual_seed(0)).to(parameters[0].device)
