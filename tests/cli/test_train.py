@@ -385,11 +385,8 @@ def test_a_finished_run_without_its_records(sparring, finished, tmp_path):
     sparring("train", "--out", run, "--resume").mends("metrics.jsonl is damaged", "and there are none.")
 
 
-def test_a_folder_whose_name_checkpoints_cannot_have(sparring, tmp_path):
+def test_a_folder_name_that_checkpoints_cannot_have_and_a_seed_that_is_too_large(sparring, tmp_path):
     sparring("train", *QUICK, "--out", tmp_path / "l\udce4uf").mends("is not UTF-8", "Choose another with --out")
-
-
-def test_a_seed_that_is_too_large(sparring):
     sparring("train", *QUICK, "--seed", 2**63).mends("a seed lies between 0 and 2^63 - 1")
 
 
