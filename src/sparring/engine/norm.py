@@ -25,6 +25,7 @@ _ROWS, _ROWS_BACK = 256, 64  # of a round of it
 _PROGRAMS, _PROGRAMS_BACK = 264, 528  # two and four to each of an H200's processors
 _TILE = 4096  # values of a program that adds nothing up
 _PARTS = 64  # parts of a sum that are read at once
+_STAGES = 1  # rounds that are read ahead: 1 is none
 
 
 @triton.jit
@@ -80,6 +81,7 @@ def _statistics(
     BR: tl.constexpr,
     BC: tl.constexpr,
     PARTS: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """Of BC channels; the last program also moves the running statistics."""
     block, part = tl.program_id(0), tl.program_id(1)
@@ -89,7 +91,7 @@ def _statistics(
     end = tl.minimum((part + 1) * span, rows)
     first = tl.zeros((BR, BC), dtype=tl.float32)
     second = tl.zeros((BR, BC), dtype=tl.float32)
-    for start in range(part * span, end, BR):
+    for start in tl.range(part * span, end, BR, num_stages=STAGES):
         r = start + tl.arange(0, BR)
         here = (r < end)[:, None] & known[None, :]
         value = tl.load(x + r[:, None] * channels + c[None, :], mask=here, other=0.0).to(tl.float32)
@@ -162,6 +164,7 @@ def _back_sums(
     BR: tl.constexpr,
     BC: tl.constexpr,
     PARTS: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """What the gradient at x needs to know of all rows."""
     block, part = tl.program_id(0), tl.program_id(1)
@@ -173,7 +176,7 @@ def _back_sums(
     end = tl.minimum((part + 1) * span, rows)
     first = tl.zeros((BR, BC), dtype=tl.float32)
     second = tl.zeros((BR, BC), dtype=tl.float32)
-    for start in range(part * span, end, BR):
+    for start in tl.range(part * span, end, BR, num_stages=STAGES):
         r = start + tl.arange(0, BR)
         here = (r < end)[:, None] & known[None, :]
         at = r[:, None] * channels + c[None, :]
@@ -257,7 +260,7 @@ def forward(
         _statistics,
         grid,
         *(x, gain, shift, gain if bias is None else bias, *running, facts, parts, arrived),
-        *(rows, channels, len(gain), span, grid[1], eps, momentum, bias is not None, _ROWS, _CHANNELS, _PARTS),
+        *(rows, channels, len(gain), span, grid[1], eps, momentum, bias is not None, _ROWS, _CHANNELS, _PARTS, _STAGES),
     )
     out = torch.empty_like(x)
     tiles, block = _tiles(rows, channels)
@@ -294,7 +297,7 @@ def back(
         _back_sums,
         grid,
         *(g, gradients[-1], x, x if y is None else y, facts, slopes, kept, parts, arrived),
-        *(rows, channels, span, grid[1], two, mask, keep, _ROWS_BACK, _CHANNELS, _PARTS),
+        *(rows, channels, span, grid[1], two, mask, keep, _ROWS_BACK, _CHANNELS, _PARTS, _STAGES),
     )
     out = torch.empty_like(x)
     tiles, block = _tiles(rows, channels)
