@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from sparring.engine.aside import Aside
+from tests.engine.streams import Streams
 
 
 class Beside(nn.Module):
@@ -57,6 +58,60 @@ def test_the_same_gradient(both, loss):
         assert all(torch.allclose(a, b) for a, b in zip(found, expected, strict=True))
         assert [g.stride() for g in found] == [leaf.stride() for leaf in leaves]
         assert not aside.found and not aside.read
+
+
+def test_a_way_back_that_nobody_asked_for_leaves_nothing(both):
+    aside, ours, theirs = both
+    LOSSES["twice"](ours).backward()
+    leaves = list(theirs.parameters())
+    expected = torch.autograd.grad(LOSSES["once"](theirs), leaves)
+    found = aside.gradients(LOSSES["once"](ours), leaves)
+    assert all(torch.allclose(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def test_what_waits_for_what(both, monkeypatch):
+    """Weights' gradients run on a stream of their own, once cuDNN has tuned, and nobody writes over what they read."""
+    aside, ours, theirs = both
+    streams = Streams(monkeypatch)
+    aside.stream = streams.make("aside")
+    add = aside._add
+
+    def told(conv, *given):
+        streams.say(f"{conv.out_channels}, {len(aside.read)} held")
+        add(conv, *given)
+
+    monkeypatch.setattr(aside, "_add", told)
+    leaves = list(theirs.parameters())
+    expected = torch.autograd.grad(LOSSES["twice"](theirs), leaves)
+    first, second = (aside.gradients(LOSSES["twice"](ours), leaves) for _ in range(2))
+    for found in (first, second):
+        assert all(torch.allclose(a, b) for a, b in zip(found, expected, strict=True))
+    said = streams.take()
+    over = "main waits for aside"
+    assert said.count(over) == 2 + 1 + 1  # to tune two kinds; at each end
+    launched = [line.partition(",")[0] for line in said if ":" in line]
+    assert sorted(launched[:4]) == ["aside: 4", "aside: 6", "main: 4", "main: 6"]  # the second pass is tuned already
+    assert sorted(launched[4:]) == ["aside: 4"] * 2 + ["aside: 6"] * 2
+    for place, line in enumerate(said):
+        if line.startswith("aside: "):
+            assert said[place - 1] == "aside waits for main" and not line.endswith(" 0 held")
+        if line.startswith("main: "):
+            assert said[place - 1] == over
+    held = [int(line.split()[-2]) for line in said if line.startswith("aside: ")][-4:]
+    assert held == [3, 6, 10, 14]  # of the second pass over a layer also what the first one found
+    assert said[-1] == over and not aside.read
+
+
+def test_a_way_back_that_fails_is_waited_for(both, monkeypatch):
+    aside, ours, theirs = both
+    streams = Streams(monkeypatch)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    aside.stream = streams.make("aside")
+    loss = LOSSES["once"](ours)
+    torch.autograd.grad(loss, [theirs[2].weight], allow_unused=True)  # and so it cannot be gone back a second time
+    with pytest.raises(RuntimeError, match="second time"):
+        aside.gradients(loss, [theirs[2].weight])
+    assert streams.take()[-1] == "all wait for aside" and not aside.read and not aside.found
 
 
 def test_some_leaves_alone(both):

@@ -19,6 +19,7 @@ if torch.cuda.is_available():
 
 from sparring.engine import fusing, norm, pooling
 from sparring.engine.aside import Aside
+from sparring.engine.fold import fold
 from sparring.models import build
 from sparring.models.resnet import BasicBlock
 from sparring.models.wide_resnet import Block
@@ -93,9 +94,34 @@ class Around(Chain):
         return h.mean((2, 3))
 
 
-WIDE = {Chain: [4, 12], Blocks: [0, 0, 0, 8, 8, 8], Uneven: [0, 0, 0, 4, 6], Before: [0, 0, 0, 4, 4, 8], Around: []}
+class Padded(Chain):
+    """Convolutions whose padding is not a number of zeros, and a ReLU that writes in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 12, 3, padding=1, padding_mode="reflect", bias=False)
+        self.conv2 = nn.Conv2d(12, 20, 3, padding="same", bias=False)
+        self.relu = nn.ReLU(inplace=True)
+
+
+WIDE = {
+    Padded: [4, 12],
+    Chain: [4, 12],
+    Blocks: [0, 0, 0, 8, 8, 8],
+    Uneven: [0, 0, 0, 4, 6],
+    Before: [0, 0, 0, 4, 4, 8],
+    Around: [],
+}
 THROUGH = {Before: 2, Around: 1}
-CASES = [(Chain, 14, 1), (Chain, 12, 2), (Blocks, 8, 0), (Uneven, 6, 0), (Before, 8, 0), (Around, 5, 0)]
+CASES = [
+    (Chain, 14, 1),
+    (Chain, 12, 2),
+    (Blocks, 8, 0),
+    (Uneven, 6, 0),
+    (Before, 8, 0),
+    (Around, 5, 0),
+    (Padded, 12, 2),
+]
 
 
 def learned(model, network):
@@ -116,11 +142,14 @@ def test_a_rewritten_network_is_the_same_network(network, side, pools, beside, m
     if beside:  # and so every convolution without a bias is one
         called_upon = [graph.get_submodule(n.target) for n in graph.graph.nodes if n.op == "call_module"]
         assert not any(type(module) is nn.Conv2d and module.bias is None for module in called_upon)
-        assert all(module.aside is aside for module in called_upon if isinstance(module, fusing.Bare))
+        bare = [module for module in called_upon if isinstance(module, fusing.Bare)]
+        assert all((module.aside is aside) == (network is not Padded) for module in bare)
     assert [more for more in sorted(wide) if more or not beside] == [m for m in WIDE[network] if m or not beside]
     units = [module for module in graph.modules() if isinstance(module, fusing.NormUnit)]
     assert sum(unit.through for unit in units) == THROUGH.get(network, 0)
-    assert kinds.count(fusing.NormUnit) == count and kinds.count(fusing.PoolUnit) == (2 if network is Chain else 0)
+    assert kinds.count(fusing.NormUnit) == count and kinds.count(fusing.PoolUnit) == (
+        2 if network in (Chain, Padded) else 0
+    )
     called = {node.target for node in graph.graph.nodes}
     assert network is Around or not called & {F.relu, F.max_pool2d, "relu"}
     # What a block reads is read by two, where batch-norm comes last; where it comes first, what its first one gives.
@@ -210,15 +239,98 @@ class HookedBehind(Hooked):
         super().__init__("register_full_backward_hook", "bn2")
 
 
-LEFT = [Asks, Weighs, Branches, NoBatchNorm, ByName, Twice, FailsInTraining, Hooked, HookedAhead, HookedBehind]
+class Overwrites(Chain):
+    """A sum that is nobody's but in place."""
+
+    def forward(self, x):
+        h = self.conv1(x)
+        y = self.bn1(h)
+        y.add_(h)
+        return F.relu(y).mean((2, 3))
 
 
-@pytest.mark.parametrize("network", LEFT)
+class OverwritesByModule(Chain):
+    def __init__(self):
+        super().__init__()
+        self.leaky = nn.LeakyReLU(inplace=True)
+
+    def forward(self, x):
+        y = self.bn1(self.conv1(x))
+        return (self.leaky(y) + y.sigmoid()).mean((2, 3))
+
+
+class OverwritesByArgument(Chain):
+    def forward(self, x):
+        z = self.bn1(self.conv1(x))
+        y = self.bn1(self.conv1(2 * x)) if self.training is None else z.tanh()
+        F.relu(z, inplace=True)
+        return F.relu(y + z).mean((2, 3))
+
+
+class OverwritesAPart(Chain):
+    def forward(self, x):
+        y = self.bn1(self.conv1(x))
+        y[:, 0] = 0.0
+        return F.relu(y).mean((2, 3))
+
+
+OVERWRITE = [Overwrites, OverwritesByModule, OverwritesByArgument, OverwritesAPart]
+LEFT = [
+    *OVERWRITE,
+    Asks,
+    Weighs,
+    Branches,
+    NoBatchNorm,
+    ByName,
+    Twice,
+    FailsInTraining,
+    Hooked,
+    HookedAhead,
+    HookedBehind,
+]
+
+
+@pytest.mark.parametrize("network", [*LEFT, *OVERWRITE])
 def test_what_cannot_be_rewritten_is_left(network):
     model = network().train()
     modes = {name: module.training for name, module in model.named_modules()}
     assert fusing.fuse(model, norm, pooling) is None
     assert modes == {name: module.training for name, module in model.named_modules()}
+
+
+@pytest.mark.parametrize("network", OVERWRITE)
+def test_what_writes_in_place_is_not_folded(network):
+    assert fold(network().eval(), dtype=torch.float32, fused=False) is None
+
+
+def test_a_frozen_convolution_is_left_to_autograd():
+    torch.manual_seed(0)
+    model = Before().to(memory_format=torch.channels_last).train()
+    model.blocks[0].conv1.weight.requires_grad_(False)
+    aside = Aside(torch.device("cpu"))
+    graph = fusing.fuse(model, norm, pooling, aside)
+    learned = [p for p in model.parameters() if p.requires_grad]
+    x = torch.rand(4, 3, 8, 8).contiguous(memory_format=torch.channels_last)
+    seen = []
+    original = aside.convolution
+    aside.convolution = lambda x, conv, weight: seen.append(conv) or original(x, conv, weight)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = graph(x).float().square().sum()
+    assert len(aside.gradients(loss, learned)) == len(learned)
+    assert model.blocks[0].conv1 not in seen and model.blocks[0].conv2 in seen
+
+
+def test_a_convolution_called_by_name_is_left_as_it_is():
+    class ByKeyword(Chain):
+        def forward(self, x):
+            return F.relu(self.bn2(self.conv2(input=F.relu(self.bn1(self.conv1(x)))))).mean((2, 3))
+
+    torch.manual_seed(0)
+    model = ByKeyword().to(memory_format=torch.channels_last).train()
+    other = copy.deepcopy(model)
+    graph = fusing.fuse(model, norm, pooling, Aside(torch.device("cpu")))
+    x = torch.rand(4, 3, 8, 8).contiguous(memory_format=torch.channels_last)
+    assert torch.allclose(graph(x), other(x), atol=1e-5)
 
 
 class Leaky(nn.ReLU):

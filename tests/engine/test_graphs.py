@@ -7,6 +7,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
+from sparring.engine import graphs
 from sparring.engine.graphs import Captured
 
 GIB = 2**30
@@ -18,6 +19,9 @@ def asked(monkeypatch):
     calls: list[str] = []
 
     class Stream:
+        def __init__(self, device: int = 0) -> None:
+            pass
+
         def wait_stream(self, other) -> None:
             calls.append("wait")
 
@@ -42,13 +46,16 @@ def asked(monkeypatch):
         "CUDAGraph": Graph,
         "stream": stream,
         "current_stream": Stream,
+        "current_device": lambda: 0,
         "synchronize": lambda: calls.append("synchronize"),
         "empty_cache": lambda: calls.append("empty"),
         "mem_get_info": lambda: (100 * GIB, 141 * GIB),
     }
     for name, part in played.items():
         monkeypatch.setattr(torch.cuda, name, part)
-    return calls
+    graphs._side.cache_clear()
+    yield calls
+    graphs._side.cache_clear()
 
 
 WARM_UP = ["wait", "aside", "work", "work", "back", "wait", "synchronize"]
@@ -60,6 +67,10 @@ def test_work_is_warmed_up_aside_captured_and_replayed(asked):
     assert asked == [*WARM_UP, *CAPTURE]
     captured()
     assert asked[-1] == "replay" and asked.count("work") == 3
+
+
+def test_all_captures_are_made_on_one_stream(asked):
+    assert graphs._side(0) is graphs._side(0) and graphs._side(1) is not graphs._side(0)
 
 
 def test_memory_is_given_back_first_where_it_is_scarce(asked, monkeypatch):

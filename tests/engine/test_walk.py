@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparring.attacks import friendly_pgd
+from sparring.engine.parts import Parted
 from sparring.engine.walk import FastWalk
 from tests.attacks.conftest import images, network
 
@@ -34,6 +35,19 @@ def test_equals_the_plain_attack(tau, loss, start, noise, project):
     x, y = images(model, 24)
     walk = FastWalk(model, 24, (1, 6, 6), 4, device=CPU, dtype=torch.float64, every=5)
     both(model, walk, x, y, tau=tau, loss=loss, start=start, noise=noise, project=project)
+
+
+@pytest.mark.parametrize("loss", ["ce", "kl"])
+def test_a_step_in_parts_is_the_same_step(loss):
+    model = network()
+    x, y = images(model, 24)
+    parted = Parted(model, CPU, {24: (15, 9), 20: (13, 7), 16: (3, 3, 10), 12: (7, 5), 8: (5, 3)})
+    walk = FastWalk(parted, 24, (1, 6, 6), 4, device=CPU, dtype=torch.float64, every=4)
+    seen: list[int] = []
+    hook = model.register_forward_pre_hook(lambda module, given: seen.append(len(given[0])))
+    both(model, walk, x, y, loss=loss, eps=0.5, step_size=0.1)
+    hook.remove()
+    assert sum(set(cut) <= set(seen) for cut in parted.cuts.values()) > 1
 
 
 @settings(max_examples=40, deadline=None)

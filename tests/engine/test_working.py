@@ -100,18 +100,19 @@ def test_bf16_equals_autocast(name, kernels):
 
 
 @by_triton
-@pytest.mark.parametrize(("half", "many"), [(False, 12), (False, 1), (True, 1)])
+@pytest.mark.parametrize(("half", "more"), [(False, 1), (False, 0), (True, 0)])
 @pytest.mark.parametrize("name", ["madry", "trades"])
-def test_fused_batch_norm_trains_alike(name, half, many, monkeypatch):
+def test_fused_batch_norm_trains_alike(name, half, more, monkeypatch):
     """The interpreter cuts bf16 where a GPU rounds, so there it is alike and not the same."""
-    monkeypatch.setattr("sparring.engine.working._MANY", many)
+    enough = sum(isinstance(layer, nn.Conv2d) for layer in models(1)[0].modules())
+    monkeypatch.setattr("sparring.engine.working._MANY", enough + more)
     tolerance = 0.05 if half else 1e-5
     ours, theirs, far = models(3)
     loss = objective(name)
     step, reference = fast(ours, loss, half=half, norms=NORMS), plain(theirs, loss, half=half)
     assert step.working.fused is not None and not step.working.refused
     beside = [unit.aside for unit in step.working.fused.modules() if isinstance(unit, Bare)]
-    assert all(aside is (step.working.aside if many == 1 else None) for aside in beside) and (beside or many > 1)
+    assert all(aside is (None if more else step.working.aside) for aside in beside) and (beside or more)
     assert_same(far, ours, 0.0)  # though it has been tried
     for number, (lr, count, awp) in enumerate(STEPS):
         given = batch(count, number)

@@ -21,7 +21,7 @@ class Aside:
 
     def __init__(self, device: torch.device) -> None:
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        self.tuned: set[tuple[int, ...]] = set()  # cuDNN times its kernels at first, and nobody is to disturb it
+        self.tuned: set[tuple[Any, ...]] = set()  # cuDNN times its kernels at first, and nobody is to disturb it
         self.found: dict[int, Tensor] = {}
         self.read: list[Tensor] = []  # by kernels that may not have run: nobody may write there yet
 
@@ -32,13 +32,19 @@ class Aside:
 
     def put(self, conv: nn.Conv2d, gradient: Tensor, x: Tensor, weight: Tensor) -> None:
         """Launch the gradient of a weight from that of the convolution's output."""
-        kind = (*x.shape, *weight.shape, *gradient.shape)
-        if self.stream is None or kind not in self.tuned:
-            self.tuned.add(kind)
+        if self.stream is None:
             self._add(conv, gradient, x, weight)
             return
-        self.read += [gradient, x, weight, *([self.found[id(conv.weight)]] if id(conv.weight) in self.found else [])]
-        self.stream.wait_stream(torch.cuda.current_stream(gradient.device))
+        here = torch.cuda.current_stream(gradient.device)
+        kind = (x.shape, weight.shape, gradient.shape, conv.stride, conv.padding, conv.dilation)
+        if kind not in self.tuned:
+            here.wait_stream(self.stream)
+            self._add(conv, gradient, x, weight)
+            self.tuned.add(kind)
+            return
+        before = self.found.get(id(conv.weight))
+        self.read += [gradient, x, weight, *([] if before is None else [before])]
+        self.stream.wait_stream(here)
         with torch.cuda.stream(self.stream):
             self._add(conv, gradient, x, weight)
 
@@ -55,12 +61,20 @@ class Aside:
         self.found.clear()
         try:
             told = torch.autograd.grad(loss, leaves, allow_unused=True)
-            if self.stream is not None and self.read:  # a stream that a capture does not know cannot be waited for
-                torch.cuda.current_stream(loss.device).wait_stream(self.stream)
-            return [_both(one, self.found.get(id(leaf))) for leaf, one in zip(leaves, told, strict=True)]
-        finally:
-            self.found.clear()
-            self.read.clear()
+        except BaseException:
+            if self.stream is not None and not torch.cuda.is_current_stream_capturing():
+                self.stream.synchronize()
+            self._forget()
+            raise
+        if self.stream is not None and self.read:  # a stream that a capture does not know cannot be waited for
+            torch.cuda.current_stream(loss.device).wait_stream(self.stream)
+        found = [self.found.get(id(leaf)) for leaf in leaves]
+        self._forget()
+        return [_both(one, other) for one, other in zip(told, found, strict=True)]
+
+    def _forget(self) -> None:
+        self.found.clear()
+        self.read.clear()
 
 
 class _Convolution(torch.autograd.Function):
@@ -70,7 +84,8 @@ class _Convolution(torch.autograd.Function):
         x = x.to(weight.dtype)
         ctx.save_for_backward(x, weight)
         ctx.conv, ctx.aside, ctx.own = conv, aside, own
-        return torch.nn.functional.conv2d(x, weight, None, conv.stride, conv.padding, conv.dilation, conv.groups)
+        with torch.autocast(x.device.type, enabled=False):  # what is kept for the way back is what was computed with
+            return nn.functional.conv2d(x, weight, None, conv.stride, conv.padding, conv.dilation, conv.groups)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:

@@ -19,7 +19,18 @@ from sparring.attacks.setting import quiet
 from sparring.engine.fused import kernels_for
 from sparring.engine.passes import Passes
 from sparring.engine.reading import plan
-from sparring.engine.tracing import Tracer, add_here, become, drop, fork, is_relu, module_of, only_user, shortcut_of
+from sparring.engine.tracing import (
+    Tracer,
+    add_here,
+    become,
+    drop,
+    fork,
+    is_relu,
+    module_of,
+    only_user,
+    overwrites,
+    shortcut_of,
+)
 from sparring.engine.units import ConvUnit, Dense, ScaleShift, Unit
 
 _Norm = nn.modules.batchnorm._NormBase  # with statistics, though perhaps without weights
@@ -82,8 +93,8 @@ def fold(model: nn.Module, *, dtype: torch.dtype, fused: bool) -> Folded | None:
             graph = fx.GraphModule(model, Tracer().trace(model))
     except Exception:  # whatever a foreign forward does that cannot be traced
         return None
-    if any(node.op == "get_attr" for node in graph.graph.nodes):  # a weight used outside of its layer
-        return None
+    if any(node.op == "get_attr" or overwrites(graph, node) for node in graph.graph.nodes):
+        return None  # a weight used outside of its layer, a layer that writes into what another reads
     units: list[Unit] = []
     taken: set[fx.Node] = set()  # batch-norms folded away; the same layer may stand elsewhere once more
     for node in list(graph.graph.nodes):

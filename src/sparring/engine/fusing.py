@@ -29,6 +29,7 @@ from sparring.engine.tracing import (
     is_relu,
     module_of,
     only_user,
+    overwrites,
     shortcut_of,
 )
 
@@ -53,7 +54,7 @@ class Bare(nn.Module):
         weight, given = conv.weight, x.shape[1] - conv.in_channels
         if given or self.more:
             weight = F.pad(weight, (0, 0, 0, 0, 0, given, 0, self.more))
-        if self.aside is not None:
+        if self.aside is not None and conv.weight.requires_grad:  # a frozen one is not in the precision of the others
             return self.aside.convolution(x, conv, weight)
         out: Tensor = conv._conv_forward(x, weight, None)
         return out
@@ -112,13 +113,12 @@ class _Norm(torch.autograd.Function):
         return unit.given_out(y, y.view_as(y), x.view_as(x))
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
         x, facts, y = ctx.saved_tensors
-        more = gradients[-1] if ctx.unit.through else None
-        own = gradients[: 2 if ctx.unit.twice else 1]
-        laid = tuple(_like(gradient, x) for gradient in own if gradient is not None) or (torch.zeros_like(x),)
-        how = {"relu": ctx.unit.relu, "keep": ctx.added, "more": None if more is None else _like(more, x)}
-        dx, kept, slopes = ctx.unit.kernels.back(laid, x, y, facts, ctx.unit.arrived, **how)
+        laid = [_like(gradient, x) for gradient in gradients]
+        more = laid.pop() if ctx.unit.through else None
+        how = {"relu": ctx.unit.relu, "keep": ctx.added, "more": more}
+        dx, kept, slopes = ctx.unit.kernels.back(tuple(laid), x, y, facts, ctx.unit.arrived, **how)
         gain, shift = slopes[:2, : ctx.unit.of[0].num_features]
         return dx, gain, shift, ctx.unit.of_bias, kept if ctx.added else None, None
 
@@ -191,7 +191,7 @@ def fuse(model: nn.Module, norm: ModuleType, pooling: ModuleType, aside: Aside |
         for module, training in modes:
             module.training = training
     nodes = list(graph.graph.nodes)
-    if other != str(graph.graph) or any(node.op == "get_attr" for node in nodes):
+    if other != str(graph.graph) or any(node.op == "get_attr" or overwrites(graph, node) for node in nodes):
         return None
     norms = [node for node in nodes if isinstance(module_of(graph, node), nn.modules.batchnorm._NormBase)]
     if not norms or not all(_usual(graph, node) for node in norms):
@@ -330,6 +330,8 @@ def _take(graph: fx.GraphModule, node: fx.Node, kernels: ModuleType, arrived: Te
 def _widen(graph: fx.GraphModule, node: fx.Node) -> None:
     """Let a convolution have whole sixteens of channels, where what reads its batch-norm can be given them."""
     conv, norm = module_of(graph, node), only_user(node)
+    if len(node.args) != 1 or node.kwargs:
+        return
     conv = conv.of[0] if isinstance(conv, Bare) else conv
     if norm is None or not isinstance(module_of(graph, norm), NormUnit) or len(norm.args) > 1:
         return
@@ -347,6 +349,8 @@ def _widen(graph: fx.GraphModule, node: fx.Node) -> None:
 def _set_aside(graph: fx.GraphModule, node: fx.Node, aside: Aside) -> None:
     """Let the gradient of a convolution's weight be found aside."""
     unit = module_of(graph, node)
+    if len(node.args) != 1 or node.kwargs:
+        return
     if type(unit) is nn.Conv2d and unit.bias is None:
         unit = Bare(unit, wide=False)
         become(graph, node, unit)
@@ -359,7 +363,7 @@ def _fork(graph: fx.GraphModule, node: fx.Node) -> None:
     unit = module_of(graph, node)
     if not isinstance(unit, NormUnit):
         return
-    readers, other = list(node.users), _other_reader(graph, node)
+    readers, other = list(node.users), _other_reader(graph, node)  # a unit before this one has been forked by now
     unit.twice, unit.through = len(readers) == 2, other is not None
     if unit.twice or unit.through:
         for place, reader in enumerate(readers):
@@ -373,8 +377,8 @@ def _other_reader(graph: fx.GraphModule, node: fx.Node) -> fx.Node | None:
     before = node.args[0]
     assert isinstance(before, fx.Node)
     others = [reader for reader in before.users if reader is not node]
-    if len(others) != 1 or before.op == "placeholder" or isinstance(module_of(graph, before), NormUnit):
-        return None  # images have no gradient; and a unit itself adds up what its two readers bring
+    if len(others) != 1 or before.op == "placeholder":
+        return None  # images have no gradient
     order = list(graph.graph.nodes)
     return others[0] if order.index(others[0]) > order.index(node) else None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from typing import Any
 
 import torch
@@ -19,6 +20,12 @@ def scarce(free: int, total: int) -> bool:
     return free < total / 2
 
 
+@cache
+def _side(device: int) -> torch.cuda.Stream:
+    """Where captures are made: one stream, for torch has 32 in all, and one that came twice would wait for itself."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
 class Captured:
     """A piece of work on fixed tensors. It is run a few times to warm up, captured, and from then on replayed."""
 
@@ -27,7 +34,7 @@ class Captured:
         self.work = work
         if pool is None:
             return
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side = _side(torch.cuda.current_device())
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(warm_up):

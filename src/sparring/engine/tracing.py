@@ -45,6 +45,15 @@ def is_relu(graph: fx.GraphModule, node: fx.Node) -> bool:
     return type(module_of(graph, node)) is nn.ReLU or (node.op == "call_method" and node.target == "relu")
 
 
+def overwrites(graph: fx.GraphModule, node: fx.Node) -> bool:
+    """Whether it changes in place what others read too: then the order of things matters, and nobody may move any."""
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    in_place = bool(node.kwargs.get("inplace")) or getattr(module_of(graph, node), "inplace", False)
+    if node.op in ("call_function", "call_method"):
+        in_place = in_place or (name.endswith("_") and not name.endswith("__"))
+    return bool(in_place) and any(len(given.users) > 1 for given in node.all_input_nodes[:1])
+
+
 def halves(node: fx.Node) -> bool:
     """Whether it is a max-pooling of 2x2 pixels, side by side."""
     given = dict(zip(("kernel_size",), node.args[1:], strict=False)) | dict(node.kwargs)

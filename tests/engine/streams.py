@@ -1,0 +1,44 @@
+"""Streams that are played: what waits for what, and what is launched where, without a GPU."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+
+import torch
+
+
+class Streams:
+    """`log` has it all in order; `make` gives a stream, and the one that is current at first is called main."""
+
+    def __init__(self, monkeypatch) -> None:
+        self.log: list[str] = []
+        self.stack = [self.make("main")]
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: self.stack[-1])
+        monkeypatch.setattr(torch.cuda, "stream", self._entered)
+
+    def make(self, name: str):
+        log = self.log
+
+        class Stream:
+            def wait_stream(self, other) -> None:
+                log.append(f"{name} waits for {other.name}")
+
+            def synchronize(self) -> None:
+                log.append(f"all wait for {name}")
+
+        Stream.name = name
+        return Stream()
+
+    @contextmanager
+    def _entered(self, stream):
+        self.stack.append(stream)
+        yield
+        self.stack.pop()
+
+    def say(self, what: str) -> None:
+        self.log.append(f"{self.stack[-1].name}: {what}")
+
+    def take(self) -> list[str]:
+        """What was said since the last time."""
+        said, self.log[:] = list(self.log), []
+        return said
