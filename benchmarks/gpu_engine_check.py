@@ -150,7 +150,7 @@ def updates() -> dict:
     """
     model, engine, _ = made("resnet18", half=True)
     update, loss = engine.update, OBJECTIVES["fat"].loss
-    assert update.sgd.at_once is not None and len(update.working.copies) == 21
+    assert update.sgd.at_once is not None and len(update.working.copies) == 22
     theirs = copy.deepcopy(model)
     optimizer = torch.optim.SGD(theirs.parameters(), lr=0.0, momentum=0.9, weight_decay=2e-4)
 

@@ -1,10 +1,10 @@
 """The model as an update runs it: the same layers around the same tensors, without a launch per layer for little.
 
-Under autocast every weight is cast to bf16 in the forward and every gradient back: in half precision the layers here
-have bf16 weights of their own, which whoever moves the model's weights writes on the way. And batch-norm counts its
-batches layer by layer: here nobody does, and `count` adds up for all at once. Batch-norm and what is around it are
-launched together, by our own kernels where they fit (fusing.py), else by torch's compiler. The model itself is left as
-it is.
+Under autocast every weight is cast to bf16 in the forward and every gradient back, and so are the biases of linear
+layers: in half precision the layers here have bf16 ones of their own, which whoever moves the model's weights writes on
+the way. And batch-norm counts its batches layer by layer: here nobody does, and `count` adds up for all at once.
+Batch-norm and what is around it are launched together, by our own kernels where they fit (fusing.py), else by torch's
+compiler. The model itself is left as it is.
 """
 
 from __future__ import annotations
@@ -47,8 +47,9 @@ class WorkingCopy:
             kernels: norm.py and pooling.py, where they can run. They are tried before they are trusted.
             shape: of an image, to try them on.
         """
-        cast = [layer.weight for layer in model.modules() if isinstance(layer, _CAST)] if half else []
-        ids = {id(weight) for weight in cast if weight.dtype == torch.float32}
+        cast = [layer.weight for layer in model.modules() if isinstance(layer, _CAST)]
+        cast += [layer.bias for layer in model.modules() if isinstance(layer, nn.Linear) and layer.bias is not None]
+        ids = {id(weight) for weight in cast if half and weight.dtype == torch.float32}
         self.weights = [parameter for parameter in parameters if id(parameter) in ids]
         self.copies: list[Tensor] = [nn.Parameter(weight.detach().to(torch.bfloat16)) for weight in self.weights]
         self.versions = [weight._version for weight in self.weights]
