@@ -35,6 +35,9 @@ def test_every_part_on_a_cpu():
         time = row["time"]
         assert time["n"] == 2 and time["low"] <= row["seconds"] == time["median"] <= time["high"]
         assert row["of_madry_low"] <= row["of_madry"] <= row["of_madry_high"]
+        first, second = row["rounds"]
+        assert row["of_madry_low"] == min(first["of_madry"], second["of_madry"])
+        assert 2 * row["backprops"] == pytest.approx(first["backprops"] + second["backprops"])
     assert madry["of_madry_low"] == madry["of_madry_high"] == 1.0
     assert [(row["runs"], row["n"]) for row in bench.found["together"]] == [(1, 2), (2, 2)]
     parts = [bench.start[f"{part}_s"] for part in ("imports", "data", "device", "attack", "update")]
@@ -51,8 +54,14 @@ def test_the_engines_epoch_is_the_sum_of_what_it_launched(monkeypatch):
         return real(config, state, data, device, "plain" if kind == "plain" else "fast")
 
     monkeypatch.setattr(train, "engine_for", fast)
-    bench = Bench(recipes.find("fat-digits").config, load("digits"), CPU, FEW)
+    bench = Bench(recipes.find("fat-digits").config, load("digits"), CPU, replace(FEW, before=0))
+    sizes: list[int] = []
+    update = bench.engine.update
+    bench.engine = replace(bench.engine, update=lambda x, *given: sizes.append(len(x)) or update(x, *given))
+    bench.engine.update.failed = update.failed
     dict(bench.parts(["correct", "steps", "epochs"]))
+    full = sizes.index(FEW.images % bench.config.batch_size)  # the last batch's size is met before any epoch
+    assert set(sizes[:full]) == set(sizes[full + 1 : full + 2]) == {bench.config.batch_size}
     for row in bench.found["correct"]:
         assert row["same_backprops"] == row["n"]
     madry, friendly, _ = bench.found["epochs"]
