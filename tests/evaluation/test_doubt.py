@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,7 +16,6 @@ from sparring.attacks import pgd
 from sparring.errors import UserError
 from sparring.evaluation.doubt import WHY, Doubt, doubts
 
-DOCS = Path(__file__).parents[2] / "docs" / "doubts"
 SEEDS = (0, 1, 2)
 Forward = Callable[[nn.Module, Tensor], Tensor]
 

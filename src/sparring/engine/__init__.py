@@ -18,14 +18,13 @@ from sparring.engine.average import Average
 from sparring.engine.buckets import bucket_sizes
 from sparring.engine.fold import Folded, agrees, fold
 from sparring.engine.graphs import on
-from sparring.engine.parts import Parted
+from sparring.engine.parts import Network, Parted
 from sparring.engine.replay import Replayed
 from sparring.engine.update import Exchange, FastUpdate, LossOf, PlainUpdate, Update, alone
 from sparring.engine.walk import FastWalk
 
 Kind = Literal["auto", "plain", "fast"]
 Walk = Callable[..., Found]  # the call of attacks.friendly_pgd
-Network = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -175,6 +174,7 @@ __all__ = [
     "FastUpdate",
     "FastWalk",
     "Kind",
+    "Network",
     "PlainUpdate",
     "Update",
     "Walk",

@@ -80,10 +80,9 @@ class Aside:
 class _Convolution(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, leaf: Tensor, conv: nn.Conv2d, weight: Tensor, aside: Aside) -> Tensor:
-        own = x.dtype
         x = x.to(weight.dtype)
         ctx.save_for_backward(x, weight)
-        ctx.conv, ctx.aside, ctx.own = conv, aside, own
+        ctx.conv, ctx.aside = conv, aside
         with torch.autocast(x.device.type, enabled=False):  # what is kept for the way back is what was computed with
             return nn.functional.conv2d(x, weight, None, conv.stride, conv.padding, conv.dilation, conv.groups)
 
@@ -95,7 +94,7 @@ class _Convolution(torch.autograd.Function):
             ctx.aside.put(ctx.conv, gradient, x, weight)
         of_x = None
         if ctx.needs_input_grad[0]:
-            of_x = _backward(gradient, x, weight, ctx.conv, [True, False, False])[0].to(ctx.own)
+            of_x = _backward(gradient, x, weight, ctx.conv, [True, False, False])[0]
         return of_x, None, None, None, None
 
 
@@ -105,8 +104,9 @@ def _backward(gradient: Tensor, x: Tensor, weight: Tensor, conv: nn.Conv2d, whic
 
 
 def _both(one: Tensor | None, other: Tensor | None) -> Tensor:
-    if one is None and other is None:
+    if one is not None and other is not None:
+        return one + other
+    found = other if one is None else one
+    if found is None:
         raise RuntimeError("a weight that takes no part in the loss has no gradient")
-    if one is None or other is None:
-        return one if other is None else other  # type: ignore[return-value]
-    return one + other
+    return found

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from sparring.engine.compiling import launch
 
-# Measured on an H200 (results/engine/norm-tilings-h200.json); the best of each hardly differ from layer to layer.
+# Measured on an H200 (results/engine/norm-tilings-h200.json): forward the best in most layers; back none is.
 _CHANNELS = 32  # of a program that adds up
 _ROWS, _ROWS_BACK = 256, 64  # of a round of it
 _PROGRAMS, _PROGRAMS_BACK = 264, 528  # two and four to each of an H200's processors
@@ -283,8 +283,8 @@ def back(
 
     Args:
         gradients: at the output, of its one reader or its two.
-        more: what another reader of x brings, to be added to the gradient there.
         y: the output, where something was added before the ReLU.
+        more: what another reader of x brings, to be added to the gradient there.
     """
     rows, channels = _size(x)
     slopes = torch.empty_like(facts)

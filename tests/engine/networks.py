@@ -1,0 +1,88 @@
+"""Small networks to be rewritten: chains, residual blocks, batch-norm before and behind a convolution, odd widths."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import nn
+
+from sparring.models.resnet import BasicBlock
+from sparring.models.wide_resnet import Block
+
+
+class Chain(nn.Module):
+    """Convolutions with biases, and poolings of even and odd sides."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(3, 12, 3, padding=1), nn.BatchNorm2d(12)
+        self.conv2, self.bn2, self.relu = nn.Conv2d(12, 20, 3, padding=1), nn.BatchNorm2d(20), nn.ReLU()
+        self.fc = nn.Linear(20 * 9, 5)
+
+    def forward(self, x):
+        h = F.max_pool2d(F.relu(self.bn1(self.conv1(x))), 2)
+        h = F.max_pool2d(self.relu(self.bn2(self.conv2(h))), 2, 2)
+        return self.fc(h.flatten(1))
+
+
+class Blocks(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU())
+        self.blocks = nn.Sequential(BasicBlock(8, 8, 1), BasicBlock(8, 40, 2), BasicBlock(40, 40, 1))
+        self.fc = nn.Linear(40, 5)
+
+    def forward(self, x):
+        return self.fc(self.blocks(self.stem(x)).mean((2, 3)))
+
+
+class Uneven(nn.Module):
+    """Channels that are no whole sixteens, read by convolutions with and without a bias, grouped, and by nobody."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(3, 10, 3, padding=1, bias=False), nn.BatchNorm2d(10)
+        self.conv2, self.bn2 = nn.Conv2d(10, 12, 3, padding=1, bias=False), nn.BatchNorm2d(12)
+        self.conv3, self.bn3 = nn.Conv2d(12, 20, 3, padding=1), nn.BatchNorm2d(20)
+        self.conv4, self.bn4 = nn.Conv2d(20, 10, 3, padding=1, groups=2), nn.BatchNorm2d(10)
+        self.conv5, self.bn5 = nn.Conv2d(10, 6, 3, padding=1), nn.BatchNorm2d(6)
+        self.conv6 = nn.Conv2d(6, 5, 1)
+
+    def forward(self, x):
+        for number in range(1, 6):
+            x = F.relu(getattr(self, f"bn{number}")(getattr(self, f"conv{number}")(x)))
+        return self.conv6(x).mean((2, 3))
+
+
+class Before(nn.Module):
+    """Batch-norm before the convolution, as in wide ResNets: what it reads is read by a shortcut, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, padding=1, bias=False)
+        self.blocks = nn.Sequential(Block(8, 8, 1), Block(8, 12, 2), Block(12, 12, 1))
+        self.bn, self.fc = nn.BatchNorm2d(12), nn.Linear(12, 5)
+
+    def forward(self, x):
+        return self.fc(F.relu(self.bn(self.blocks(self.stem(x)))).mean((2, 3)))
+
+
+class Around(Chain):
+    """A batch-norm read by two, one of whom also reads what it reads; and one whose input was read before."""
+
+    def forward(self, x):
+        h = self.conv1(x)
+        y = self.bn1(h)
+        h = F.relu(y + h) * y.sigmoid()
+        h = self.conv2(h)
+        h = h.tanh() + self.bn2(h)
+        return h.mean((2, 3))
+
+
+class Padded(Chain):
+    """Convolutions whose padding is not a number of zeros, and a ReLU that writes in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 12, 3, padding=1, padding_mode="reflect", bias=False)
+        self.conv2 = nn.Conv2d(12, 20, 3, padding="same", bias=False)
+        self.relu = nn.ReLU(inplace=True)
