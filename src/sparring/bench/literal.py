@@ -1,8 +1,11 @@
-"""PGD-K-tau the way it is usually written: a Python loop over the examples of the batch at every step.
+"""PGD-K-tau the way its authors' code does it: a Python loop over the examples of the batch at every step.
 
-Each example is looked at on its own: its prediction is read from the device, and stopped and active ones are collected
-piece by piece. It is here to be timed, and is tested to find what `friendly_pgd` finds. The batch comes back in another
-order, the stopped ones first, and the labels with it.
+Not a line of it is theirs; what costs time is as there. Each example's prediction is read from the device on its own,
+and so is what it has left of tau, which lies there too and is counted down there. Those that go on are gathered by
+lists of numbers. The gradient is also that of the weights, of all examples that were still going, and the graph is kept
+until the next step. The host draws the random numbers. The natural images go through the model once, whether or not the
+loss asks for it. It is here to be timed, and is tested to find what `friendly_pgd` finds. The batch comes back in
+another order, the stopped ones first, and the labels with it.
 """
 
 from __future__ import annotations
@@ -26,38 +29,39 @@ def literal_pgd(
     noise: float,
     generator: torch.Generator,
 ) -> tuple[Tensor, Tensor, Tensor, int]:
-    """(adversarial data, their labels, their natural data, back-propagations in all), stopped examples first."""
+    """(adversarial data, their labels, their natural data, back-propagations in all), stopped examples first.
+
+    Args:
+        generator: the host's, wherever the images are.
+    """
     stopped: list[tuple[Tensor, Tensor, Tensor]] = []
     here, natural, label = threat.random_start(x, eps=eps, start="uniform", generator=generator), x, y
-    left = [tau] * len(x)
+    left = torch.full(y.shape, float(tau)).to(x.device)
     backprops = 0
     with quiet(model):
+        clean = model(x)
         for _ in range(steps):
             point = here.detach().requires_grad_()
             logits = model(point)
-            predicted = logits.detach().argmax(dim=1)
-            going = []
+            predicted = logits.argmax(dim=1, keepdim=True)
+            going, done = [], []
             for index in range(len(label)):
                 if predicted[index] != label[index]:
                     if left[index] == 0:
-                        stopped.append((here[index : index + 1], label[index : index + 1], natural[index : index + 1]))
+                        done.append(index)
                         continue
                     left[index] -= 1
                 going.append(index)
-            if not going:
-                here, label, natural = here[:0], label[:0], natural[:0]
-                break
-            nn.functional.cross_entropy(logits, label, reduction="sum").backward()  # type: ignore[no-untyped-call]
+            if done:
+                stopped.append((point[done], label[done], natural[done]))
+            model.zero_grad()
+            nn.functional.cross_entropy(logits, label).backward(retain_graph=True)  # type: ignore[no-untyped-call]
             assert point.grad is not None
-            gradient = torch.cat([point.grad[index : index + 1] for index in going])
-            here = torch.cat([here[index : index + 1] for index in going])
-            natural = torch.cat([natural[index : index + 1] for index in going])
-            label = torch.cat([label[index : index + 1] for index in going])
-            left = [left[index] for index in going]
-            here = here.detach() + step_size * gradient.sign()
-            if noise:
-                here = here + noise * torch.randn(here.shape, generator=generator, device=here.device)
-            here = threat.project(here, natural, eps)
+            here, natural, label, left, clean = (t[going] for t in (here, natural, label, left, clean))
+            if not going:
+                break
+            kick = noise * threat.draw_normal(here, generator)
+            here = threat.project(here.detach() + step_size * point.grad[going].sign() + kick, natural, eps)
             backprops += len(going)
         model.zero_grad(set_to_none=True)
     parts = [*stopped, (here, label, natural)]
