@@ -17,10 +17,7 @@ from sparring.engine import norm
 from sparring.engine.graphs import Captured
 
 SHAPES = ((64, 32), (128, 16), (256, 8), (512, 4), (160, 32), (320, 16), (640, 8))
-USUAL = {
-    name: getattr(norm, name)
-    for name in ("_CHANNELS", "_ROWS", "_ROWS_BACK", "_PROGRAMS", "_PROGRAMS_BACK", "_TILE", "_STAGES")
-}
+USUAL = {name: getattr(norm, name) for name in ("_CHANNELS", "_ROWS", "_ROWS_BACK", "_PROGRAMS", "_TILE", "_STAGES")}
 
 
 def timed(channels: int, side: int, cut: dict[str, int]) -> tuple[float, float]:
@@ -50,7 +47,7 @@ def timed(channels: int, side: int, cut: dict[str, int]) -> tuple[float, float]:
 def main() -> None:
     rows = []
     cuts = [{}] + [
-        {"_ROWS": r, "_ROWS_BACK": b, "_PROGRAMS": p, "_PROGRAMS_BACK": p, "_STAGES": s}
+        {"_ROWS": r, "_ROWS_BACK": b, "_PROGRAMS": p, "_STAGES": s}
         for (r, b), p, s in itertools.product(((64, 32), (128, 64), (256, 128)), (264, 528), (1, 2, 3, 4))
     ]
     for (channels, side), cut in itertools.product(SHAPES, cuts):

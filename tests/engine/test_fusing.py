@@ -56,7 +56,10 @@ def test_a_rewritten_network_is_the_same_network(network, side, pools, beside, m
     graph = fusing.fuse(ours, norm, pooling, aside := Aside(torch.device("cpu")) if beside else None)
     kinds = [type(module) for module in graph.modules()]
     count = sum(isinstance(module, nn.BatchNorm2d) for module in model.modules())
-    wide = [module.more for module in graph.modules() if isinstance(module, fusing.Bare)]
+    bare = [module for module in graph.modules() if isinstance(module, fusing.Bare)]
+    filled = [module.of[0].in_channels for module in bare if module.fill]
+    assert filled == ([] if network is Around else [3])  # the first layer, where it is on its own
+    wide = [module.more for module in bare if module.more or not module.fill]
     if beside:  # and so every convolution without a bias is one
         called_upon = [graph.get_submodule(n.target) for n in graph.graph.nodes if n.op == "call_module"]
         assert not any(type(module) is nn.Conv2d and module.bias is None for module in called_upon)
@@ -131,9 +134,28 @@ def test_what_is_near_to_a_pattern_is_not_taken_for_it():
     graph = fusing.fuse(ours, norm, pooling)
     units = [module for module in graph.modules() if isinstance(module, fusing.NormUnit)]
     assert [unit.relu for unit in units] == [False, False, True]
-    assert not any(isinstance(module, fusing.PoolUnit | fusing.Bare) for module in graph.modules())
+    assert not any(isinstance(module, fusing.PoolUnit) for module in graph.modules())
+    assert [m.of[0] for m in graph.modules() if isinstance(m, fusing.Bare)] == [ours.conv1]  # it is filled, no more
     x = torch.rand(4, 3, 8, 8)
     assert torch.allclose(graph(x.to(memory_format=torch.channels_last)).double(), theirs(x.double()), atol=1e-4)
+
+
+@pytest.mark.parametrize("channels", [1, 3, 8])
+def test_few_channels_are_filled_up_to_eight(channels, monkeypatch):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(channels, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16)).train()
+    graph = fusing.fuse(model, norm, pooling)
+    read = []
+    plain = nn.Conv2d._conv_forward
+    monkeypatch.setattr(nn.Conv2d, "_conv_forward", lambda conv, x, *more: read.append(x) or plain(conv, x, *more))
+    x = torch.rand(4, channels, 8, 8).to(memory_format=torch.channels_last).requires_grad_()
+    out = graph(x)
+    assert [image.shape[1] for image in read] == [8] and read[0].is_contiguous(memory_format=torch.channels_last)
+    expected = copy.deepcopy(model)(x)
+    assert torch.allclose(out, expected, atol=1e-5)
+    of_x, of_weight = torch.autograd.grad(out.square().sum(), (x, model[0].weight))
+    (there,) = torch.autograd.grad(expected.square().sum(), x)
+    assert torch.allclose(of_x, there, atol=1e-3) and of_weight.shape == model[0].weight.shape
 
 
 def wrong_forward(x, gain, shift, running, arrived, *, right, **how):

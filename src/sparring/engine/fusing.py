@@ -34,23 +34,29 @@ from sparring.engine.tracing import (
 )
 
 _WHOLE = 16  # channels: cuDNN wants whole eights in bf16, and norm.py reads whole sixteens at once
+_EIGHT = 8
 
 
 class Bare(nn.Module):
     """A convolution without its bias. Where `wide`, channels of zeros fill its output up to whole sixteens.
 
-    Else cuDNN does that by launches of its own. It may be given such channels, too.
+    Else cuDNN does that by launches of its own. It may be given such channels, too; where `fill`, it gives them to
+    itself, up to whole eights: a first layer's three channels send cuDNN to a kernel that is four times as slow.
     """
 
     def __init__(self, conv: nn.Conv2d, *, wide: bool) -> None:
         super().__init__()
         self.of = (conv,)  # in a tuple: its weights stay the model's
         self.more = -conv.out_channels % _WHOLE if wide else 0
+        self.fill = False
         self.aside: Aside | None = None  # who finds the weight's gradient, if not autograd
 
     def forward(self, x: Tensor) -> Tensor:
         """As the convolution, but for the bias."""
         (conv,) = self.of
+        if self.fill:
+            x = x.to(conv.weight.dtype, memory_format=torch.channels_last)
+            x = F.pad(x, (0, 0, 0, 0, 0, -x.shape[1] % _EIGHT))
         weight, given = conv.weight, x.shape[1] - conv.in_channels
         if given or self.more:
             weight = F.pad(weight, (0, 0, 0, 0, 0, given, 0, self.more))
@@ -211,6 +217,7 @@ def fuse(model: nn.Module, norm: ModuleType, pooling: ModuleType, aside: Aside |
         _widen(graph, node)
     for node in list(graph.graph.nodes):
         _fork(graph, node)
+        _fill(graph, node)
         if aside is not None:
             _set_aside(graph, node, aside)
     graph.graph.lint()
@@ -346,16 +353,32 @@ def _widen(graph: fx.GraphModule, node: fx.Node) -> None:
         become(graph, node, Bare(conv, wide=True))
 
 
+def _fill(graph: fx.GraphModule, node: fx.Node) -> None:
+    """Let a convolution that reads no whole eights of channels, and is not given them, do so."""
+    conv = module_of(graph, node)
+    conv = conv.of[0] if isinstance(conv, Bare) else conv
+    if type(conv) is nn.Conv2d and conv.groups == 1 and conv.in_channels < _EIGHT:
+        unit = _bare(graph, node)
+        if unit is not None:
+            unit.fill = True
+
+
 def _set_aside(graph: fx.GraphModule, node: fx.Node, aside: Aside) -> None:
     """Let the gradient of a convolution's weight be found aside."""
+    unit = _bare(graph, node)
+    if unit is not None and unit.of[0].padding_mode == "zeros" and not isinstance(unit.of[0].padding, str):
+        unit.aside = aside
+
+
+def _bare(graph: fx.GraphModule, node: fx.Node) -> Bare | None:
+    """The convolution that a node calls, without its bias, if it can be."""
     unit = module_of(graph, node)
     if len(node.args) != 1 or node.kwargs:
-        return
+        return None
     if type(unit) is nn.Conv2d and unit.bias is None:
         unit = Bare(unit, wide=False)
         become(graph, node, unit)
-    if isinstance(unit, Bare) and unit.of[0].padding_mode == "zeros" and not isinstance(unit.of[0].padding, str):
-        unit.aside = aside
+    return unit if isinstance(unit, Bare) else None
 
 
 def _fork(graph: fx.GraphModule, node: fx.Node) -> None:
