@@ -3,7 +3,8 @@
 PYTHONPATH=src python3 benchmarks/gpu_shares.py OUT.json --model small_cnn --pairs 1:100 8:100 8:25 8:13
 
 A pair is RUNS:SHARE, the share of the multiprocessors that a run may use in per cent (MPS's active thread percentage).
-At 100 their kernels compete for all of them, and a kernel of few images waits behind those of many.
+At 100 their kernels compete for all of them, and a kernel of few images waits behind those of many. What came of it is
+together.fair_share.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import torch
 
 from sparring.errors import RunFailed, UserError
 from sparring.runs import environment
-from sparring.together import one_gpu, run_together
+from sparring.together import fair_share, one_gpu, run_together
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 # Says that it is there, and obeys a SIGTERM as sparring does: it "saves", says so and exits with 1.
@@ -54,13 +54,20 @@ def test_cores_are_shared(monkeypatch):
     assert heard == ["4", "4"]
 
 
-@pytest.mark.parametrize(("share", "said"), [(100, "whole"), (25, "25")])
-def test_each_has_its_share(share, said, monkeypatch):
+@pytest.mark.parametrize(
+    ("count", "share", "said"),
+    [(2, 100, "whole"), (2, 25, "25"), (1, None, "whole"), (2, None, "whole"), (3, None, "66")],
+)
+def test_each_has_its_share(count, share, said, monkeypatch):
     monkeypatch.delenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", raising=False)
     heard = []
     says = "import os; print(os.environ.get('CUDA_MPS_ACTIVE_THREAD_PERCENTAGE', 'whole'))"
-    run_together([python(says)] * 2, device=CPU, share=share, tell=heard.append)
-    assert heard == [said, said]
+    run_together([python(says)] * count, device=CPU, share=share, tell=heard.append)
+    assert heard == [said] * count
+
+
+def test_two_runs_go_to_each_processor():
+    assert [fair_share(count) for count in (1, 2, 3, 4, 8, 11, 500)] == [100, 100, 66, 50, 25, 18, 1]
 
 
 def test_a_run_in_company_says_so():

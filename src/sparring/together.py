@@ -1,8 +1,8 @@
 """Several processes side by side on one GPU: one run leaves it partly idle, and the paper reports medians over trials.
 
 Under NVIDIA's MPS, where it is installed, their kernels run at the same time; without it they take turns. Threads of
-one process gained less (docs/performance.md). A run does not know that it has company: what it computes is what it
-would compute alone.
+one process gained less (docs/performance.md). A run does not know that it has company: but for rounding, what it
+computes is what it would compute alone.
 """
 
 from __future__ import annotations
@@ -32,11 +32,20 @@ def _silent(line: str) -> None:
     """Nobody is told."""
 
 
+def fair_share(count: int) -> int:
+    """Per cent of a GPU's multiprocessors for each of so many runs: two of them to each multiprocessor.
+
+    With all of them for everybody, kernels of few images that could run side by side wait for each other; with one run
+    to each, they leave idle what the others could use (measured: docs/performance.md).
+    """
+    return min(100, max(1, 200 // count))
+
+
 def run_together(
     commands: Sequence[Sequence[str]],
     *,
     device: torch.device,
-    share: int = 100,
+    share: int | None = None,
     stop: Callable[[], bool] = lambda: False,
     tell: Callable[[str], None] = _silent,
 ) -> bool:
@@ -45,8 +54,7 @@ def run_together(
     Once `stop` says so they are asked to stop (SIGTERM, on which `sparring` saves its place), and awaited.
 
     Args:
-        share: per cent of the GPU's multiprocessors that each may use, under MPS. Small networks gain by it, which
-            otherwise wait for each other, and large ones lose (docs/performance.md).
+        share: per cent of the GPU's multiprocessors that each may use, under MPS; `fair_share` unless given.
         tell: is given every line they print, from threads.
 
     Raises:
@@ -56,6 +64,7 @@ def run_together(
     """
     with one_gpu(device) as shared, tempfile.TemporaryDirectory() as folder:
         environment = {**os.environ, **shared, "PYTHONUNBUFFERED": "1", AT_ONCE: str(len(commands))}
+        share = fair_share(len(commands)) if share is None else share
         if share < 100:
             environment[_SHARE] = str(share)
         environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // len(commands))))

@@ -39,7 +39,7 @@ def test_every_part_on_a_cpu():
         assert row["of_madry_low"] == min(first["of_madry"], second["of_madry"])
         assert 2 * row["backprops"] == pytest.approx(first["backprops"] + second["backprops"])
     assert madry["of_madry_low"] == madry["of_madry_high"] == 1.0
-    assert [(row["runs"], row["n"]) for row in bench.found["together"]] == [(1, 2), (2, 2)]
+    assert [(row["runs"], row["share"], row["n"]) for row in bench.found["together"]] == [(1, 100, 2), (2, 100, 2)]
     parts = [bench.start[f"{part}_s"] for part in ("imports", "data", "device", "attack", "update")]
     assert min(parts) >= 0 and sum(parts) == pytest.approx(bench.start["process_s"])
     assert sum(parts[-2:]) == pytest.approx(bench.start["first_step_s"])
@@ -61,7 +61,7 @@ def test_the_engines_epoch_is_the_sum_of_what_it_launched(monkeypatch):
     bench.engine.update.failed = update.failed
     dict(bench.parts(["correct", "steps", "epochs"]))
     epochs = FEW.rounds * (1 + len(FEW.taus))
-    assert sizes.count(FEW.images % bench.config.batch_size) == epochs + 1  # the last batch's size is met before any
+    assert sizes.count(FEW.images % bench.config.batch_size) == epochs + 2  # the last batch's size is met before any
     for row in bench.found["correct"]:
         assert row["same_backprops"] == row["n"]
     madry, friendly, _ = bench.found["epochs"]

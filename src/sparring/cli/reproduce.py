@@ -43,7 +43,7 @@ Examples:
   sparring reproduce fig-motivation
   sparring reproduce table1 --scale lite
   sparring reproduce table1 --rows 'fat-*' --seeds 0 1 2 --max-minutes 8.5
-  sparring reproduce fig-tau --scale full --rows 'small_cnn-*' --at-once 11 --share 10
+  sparring reproduce fig-tau --scale full --rows 'small_cnn-*' --at-once 11
   sparring reproduce table1 --draw
   sparring reproduce --draw"""
 
@@ -67,8 +67,8 @@ class Options:
     """Measure on the first so many test images: a quick try, kept apart from the results (results/ITEM/limitN)."""
     at_once: int = 1
     """Processes that share the rows and the GPU (under NVIDIA's MPS, where it is): four do 1.4 times as much as one."""
-    share: int = 100
-    """Per cent of the GPU that each of these may use: eleven Small CNN do 1.3 times as much with 10, ResNet-18 less."""
+    share: int | None = None
+    """Per cent of the GPU that each of these may use. 200 / at-once unless given: best with four, and with eleven."""
     max_minutes: float | None = None
     """Stop cleanly after so many minutes, between two steps; the same command continues."""
     show: bool = True
@@ -173,9 +173,9 @@ def _jobs(item: Item, options: Options) -> list[Job]:
         raise UserError(f"--max-minutes must be above 0, got {options.max_minutes}. Leave it out for no limit.")
     if options.at_once < 1:
         raise UserError(f"--at-once must be at least 1 run, got {options.at_once}.")
-    if not 1 <= options.share <= 100:
+    if options.share is not None and not 1 <= options.share <= 100:
         raise UserError(f"--share must be 1 to 100 per cent, got {options.share}.")
-    if options.share < 100 and options.at_once == 1:
+    if options.share is not None and options.share < 100 and options.at_once == 1:
         raise UserError(f"--share {options.share} is for several processes. Give --at-once too, or leave it out.")
     for seed in options.seeds:
         check_seed(seed)
