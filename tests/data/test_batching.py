@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from sparring.data import AUGMENTS, Split, batches, count_batches
+from sparring.data import AUGMENTS, Split, batches, batching, count_batches
 from sparring.errors import UserError
 
 
@@ -40,6 +40,26 @@ def test_batch_k_is_the_same_wherever_the_epoch_starts(split, augment, seed):
         assert len(rest) == len(whole) - start
         for (x, y), (want_x, want_y) in zip(rest, whole[start:], strict=True):
             assert torch.equal(x, want_x) and torch.equal(y, want_y)
+
+
+@pytest.mark.parametrize("augment", AUGMENTS)
+@pytest.mark.parametrize("at_once", [2, 3, 100])
+def test_batches_that_are_made_at_once_are_the_same(split, augment, at_once, monkeypatch):
+    """As a GPU makes them."""
+    alone = list(batches(split, 8, seed=5, epoch=3, augment=augment))
+    monkeypatch.setattr(batching, "_batches_at_once", lambda batch: at_once)
+    for start in (0, 1, len(alone) - 1, len(alone)):
+        together = list(batches(split, 8, seed=5, epoch=3, augment=augment, start=start))
+        assert len(together) == len(alone) - start
+        for (x, y), (want_x, want_y) in zip(together, alone[start:], strict=True):
+            assert torch.equal(x, want_x) and torch.equal(y, want_y)
+
+
+def test_a_gpu_makes_as_many_batches_at_once_as_fit_in_32_mb():
+    batch = torch.empty(128, 3, 32, 32, dtype=torch.uint8)
+    assert batching._batches_at_once(batch) == 1
+    assert batching._batches_at_once(batch.to("meta")) == 2**25 // (128 * 3072)
+    assert batching._batches_at_once(torch.empty(512, 3, 512, 512, dtype=torch.uint8, device="meta")) == 1
 
 
 def test_seed_and_epoch_both_matter(split):

@@ -15,6 +15,7 @@ class Streams:
         self.stack = [self.make("main")]
         monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: self.stack[-1])
         monkeypatch.setattr(torch.cuda, "stream", self._entered)
+        monkeypatch.setattr(torch.cuda, "Event", self._event)
 
     def make(self, name: str):
         log = self.log
@@ -23,11 +24,24 @@ class Streams:
             def wait_stream(self, other) -> None:
                 log.append(f"{name} waits for {other.name}")
 
+            def wait_event(self, event) -> None:
+                log.append(f"{name} waits for event {event.number}")
+
             def synchronize(self) -> None:
                 log.append(f"all wait for {name}")
 
         Stream.name = name
         return Stream()
+
+    def _event(self):
+        streams = self
+
+        class Event:
+            def record(self) -> None:
+                self.number = sum("event" in said and "waits" not in said for said in streams.log)
+                streams.say(f"event {self.number}")
+
+        return Event()
 
     @contextmanager
     def _entered(self, stream):

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from sparring.engine import graphs
-from sparring.engine.graphs import Captured
+from sparring.engine.graphs import Beside, Captured
+from tests.engine.streams import Streams
 
 GIB = 2**30
 
@@ -93,3 +94,38 @@ def test_a_capture_that_fails_is_ended(asked):
 def test_without_a_pool_it_is_simply_done(asked):
     Captured(lambda: asked.append("work"), None)()
     assert asked == ["work"]
+
+
+def test_what_runs_beside_waits_for_those_who_read_it_last_alone(monkeypatch):
+    streams = Streams(monkeypatch)
+    beside = Beside(torch.device("cpu"))
+    beside.stream = streams.make("aside")
+
+    def batch(name: str) -> None:
+        with beside.beside():
+            streams.say(f"draw {name}")
+        streams.say(f"walk {name}")
+
+    batch("a")
+    beside.read()
+    streams.say("update a")
+    batch("b")  # and breaks off
+    batch("c")
+    drawn_at_first = ["aside waits for main", "aside: draw a", "main waits for aside", "main: walk a", "main: event 0"]
+    drawn_beside = [
+        "main: update a",
+        "aside waits for event 0",
+        "aside: draw b",
+        "main waits for aside",
+        "main: walk b",
+    ]
+    drawn_behind = ["aside waits for main", "aside: draw c", "main waits for aside", "main: walk c"]
+    assert streams.take() == [*drawn_at_first, *drawn_beside, *drawn_behind]
+
+
+def test_without_cuda_nothing_is_beside():
+    beside = Beside(torch.device("cpu"))
+    with beside.beside():
+        pass
+    beside.read()
+    assert beside.last is None

@@ -46,6 +46,30 @@ def test_fast_equals_plain(name, awp):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-8)  # the fast one keeps lr in fp32
 
 
+def test_a_last_batch_is_captured_when_it_comes_again():
+    (plain_model, plain), (fast_model, fast) = pair("madry")
+    x, y = images(plain_model.eval(), 40)
+    plain_model.train()
+    for count, graphs in [
+        (16, 1),
+        (10, 1),
+        (16, 1),
+        (10, 2),
+        (16, 2),
+        (10, 2),
+        (7, 2),
+        (10, 2),
+        (10, 2),
+        (3, 2),
+        (3, 3),
+    ]:
+        batch = x[:count], (x[:count] + 0.01).clamp(0, 1), y[:count]
+        torch.testing.assert_close(plain(*batch, 0.05).float(), fast(*batch, 0.05).float(), rtol=1e-6, atol=1e-7)
+        assert len(fast.graphs) == graphs
+    for a, b in zip(plain_model.state_dict().values(), fast_model.state_dict().values(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-8)
+
+
 def test_what_is_not_finite_changes_no_weight():
     for model, update in pair("madry"):
         before = copy.deepcopy([parameter.detach() for parameter in model.parameters()])

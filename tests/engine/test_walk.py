@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparring.attacks import friendly_pgd
+from sparring.engine.graphs import Beside
 from sparring.engine.parts import Parted
 from sparring.engine.walk import FastWalk
 from tests.attacks.conftest import images, network
@@ -100,6 +101,19 @@ def test_an_old_report_is_not_taken_for_the_new_one(monkeypatch):
 
     monkeypatch.setattr(bench.active, "read", read)
     assert both(model, walk, x, y).backprops.max() > 1
+
+
+@pytest.mark.parametrize("tau", [0, 8])
+def test_the_next_numbers_may_be_drawn_when_all_steps_are_launched(tau, monkeypatch):
+    model = network()
+    x, y = images(model, 12)
+    walk = FastWalk(model, 12, (1, 6, 6), 4, device=CPU, dtype=torch.float64)
+    told = []
+    monkeypatch.setattr(Beside, "read", lambda beside: told.append(sum(walk.launched.values())))
+    for _ in range(2):
+        both(model, walk, x, y, tau=tau)
+        assert told[-1] == sum(walk.launched.values())
+    assert len(told) == 2
 
 
 def test_no_step_is_launched_for_nobody():

@@ -18,6 +18,7 @@ from sparring.errors import UserError
 from sparring.seeds import generator
 
 _ORDER, _MOVES = 0x04DE4, 0x0A46  # what a draw is for
+_TOGETHER = 2**25  # bytes of batches that a GPU makes at once
 
 
 def count_batches(images: int, batch_size: int, *, drop_last: bool = False) -> int:
@@ -58,9 +59,20 @@ def _shuffled(
     order = torch.randperm(len(split), generator=generator("cpu", seed, epoch, _ORDER)).to(device)
     drawn = generator("cpu", seed, epoch, _MOVES)
     moves = augmentation.draw(len(split), augment=augment, pad=pad, generator=drawn).to(device)
-    for part in parts:
-        x, y = split.x[order[part]], split.y[order[part]]
-        yield _finish(x if augment == "none" else augmentation.apply(x, moves[part]), y)
+    at_once = _batches_at_once(split.x[parts[0]]) if parts else 1
+    for first in range(0, len(parts), at_once):
+        several = parts[first : first + at_once]
+        here = slice(several[0].start, several[-1].stop)
+        x, y = split.x[order[here]], split.y[order[here]]
+        x = x if augment == "none" else augmentation.apply(x, moves[here])
+        for part in several:
+            of = slice(part.start - here.start, part.stop - here.start)
+            yield _finish(x[of], y[of])
+
+
+def _batches_at_once(batch: Tensor) -> int:
+    """To move a batch takes some twenty launches, and on a GPU a launch costs more than the work: many go in one."""
+    return 1 if batch.device.type == "cpu" else max(1, _TOGETHER // max(1, batch.nbytes))
 
 
 def _finish(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

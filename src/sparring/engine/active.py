@@ -15,6 +15,7 @@ from torch import Tensor
 
 from sparring import losses, threat
 from sparring.engine.fused import kernels_for
+from sparring.engine.graphs import Beside
 from sparring.engine.parts import Network, Parted, ahead
 from sparring.engine.passes import Passes
 
@@ -44,6 +45,8 @@ class ActiveSet:
         self.x_adv = torch.zeros(row, device=device, dtype=dtype)
         self.natural = torch.zeros(batch + 1, classes, device=device, dtype=dtype) if inner == "kl" else None
         self.kicks = torch.zeros(steps, *row, device=device, dtype=dtype) if noise else None
+        self.drawn = torch.zeros(row, device=device, dtype=dtype)  # of a start
+        self.draws = Beside(device)
         self.y = torch.zeros(batch + 1, device=device, dtype=torch.int64)
         self.tau_left = torch.zeros(batch + 1, device=device, dtype=torch.int64)
         self.backprops = torch.zeros(batch + 1, device=device, dtype=torch.int64)
@@ -89,23 +92,28 @@ class ActiveSet:
     ) -> None:
         """`begin` from `threat.random_start`; and the noise of all steps, drawn in their order."""
         count = len(x)
-        here = generator.device == x.device  # else numbers are drawn where the generator is, and sent
-        if self.kernels is None or x.dtype != torch.float32 or not here:
+        kicks = () if self.kicks is None else self.kicks[:, :count]
+        if self.kernels is None or x.dtype != torch.float32 or generator.device != x.device:
             begun = threat.random_start(x, eps=eps, start=start, generator=generator, inside=self.project)
             self.begin(x, y, begun, tau=tau, eps=eps, step_size=step_size, noise=noise)
-        else:
-            draw = {"uniform": torch.rand, "normal": torch.randn}.get(start or "")
-            drawn = None if draw is None else draw(x.shape, generator=generator, device=x.device)
-            how = {"eps": eps, "sigma": threat.START_SIGMA, "start": start, "inside": self.project}
-            self.kernels.begin(x, drawn, self.x, self.x_adv, **how)
-            state = (self.y, self.tau_left, self.backprops, self.rows, self.step_index, self.numbers)
-            self.kernels.reset(y, *state, tau=tau, eps=eps, step_size=step_size, noise=noise)
-        if self.kicks is not None:
-            for kicks in self.kicks[:, :count]:
-                if here:
-                    torch.randn(x.shape, generator=generator, out=kicks)
-                else:
-                    kicks.copy_(threat.draw_normal(x, generator))
+            for kick in kicks:
+                kick.copy_(threat.draw_normal(x, generator))
+            return
+        draw = {"uniform": torch.rand, "normal": torch.randn}.get(start or "")
+        drawn = self.drawn[:count]
+        with self.draws.beside():
+            if draw is not None:
+                draw(x.shape, generator=generator, out=drawn)
+            for kick in kicks:
+                torch.randn(x.shape, generator=generator, out=kick)
+        how = {"eps": eps, "sigma": threat.START_SIGMA, "start": start, "inside": self.project}
+        self.kernels.begin(x, None if draw is None else drawn, self.x, self.x_adv, **how)
+        state = (self.y, self.tau_left, self.backprops, self.rows, self.step_index, self.numbers)
+        self.kernels.reset(y, *state, tau=tau, eps=eps, step_size=step_size, noise=noise)
+
+    def end(self) -> None:
+        """All steps of the batch are launched: the next one's random numbers may be drawn behind them."""
+        self.draws.read()
 
     def step(self, network: Network, size: int) -> None:
         """One step of the first `size` rows: check, report and compact, then gradient and move."""

@@ -1,9 +1,9 @@
-"""Work captured once as a CUDA graph and replayed; without CUDA, work that is simply done."""
+"""Work captured once as a CUDA graph and replayed, or done beside other work; without CUDA it is simply done."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -59,3 +59,36 @@ class Captured:
             self.work()
         else:
             self.graph.replay()
+
+
+class Beside:
+    """Work that needs nothing of what is still running, on a stream of its own. Its results lie in fixed places.
+
+    It may begin as soon as those have been read who read them last, however much is to run behind that.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self.last: torch.cuda.Event | None = None  # when the results had been read
+
+    @contextmanager
+    def beside(self) -> Iterator[None]:
+        """What is launched in this block runs beside; what is launched behind it waits for it."""
+        if self.stream is None:
+            yield
+            return
+        here, last = torch.cuda.current_stream(), self.last
+        self.last = None  # a batch that breaks off never says that it has read
+        if last is None:
+            self.stream.wait_stream(here)
+        else:
+            self.stream.wait_event(last)
+        with torch.cuda.stream(self.stream):
+            yield
+        here.wait_stream(self.stream)
+
+    def read(self) -> None:
+        """Nothing that is launched from here on reads the results of the last block."""
+        if self.stream is not None:
+            self.last = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self.last.record()

@@ -120,7 +120,8 @@ class FastUpdate:
         self.y = torch.zeros(batch, dtype=torch.int64, device=device)
         self.awp = torch.zeros((), device=device)
         self.value = torch.zeros((), device=device)
-        self.graphs: dict[bool, Captured] = {}  # without and with a perturbation of the weights
+        self.graphs: dict[tuple[int, bool], Captured] = {}  # by images, without and with a perturbation of the weights
+        self.rest = 0  # images of the last batch that was not full
         self.pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
 
     def __call__(self, x: Tensor, x_adv: Tensor, y: Tensor, lr: float, awp: float = 0.0) -> Tensor:
@@ -128,27 +129,32 @@ class FastUpdate:
         self.working.refresh()
         self.sgd.lr.fill_(lr)
         self.awp.fill_(awp)
-        if len(x) < len(self.x):  # the last batch of an epoch: once, so it is not worth a graph
+        if len(x) < len(self.x) and len(x) != self.rest:  # the last batch of an epoch: a graph if it comes again
+            self.rest = len(x)
             self._step(x, x_adv, y, awp > 0)
             return self.value
-        self.x.copy_(x)
-        self.x_adv.copy_(x_adv)
-        self.y.copy_(y)
-        if (awp > 0) not in self.graphs:
-            self._capture(awp > 0)
-        self.graphs[awp > 0]()
+        kind = (len(x), awp > 0)
+        for ours, given in zip(self._places(len(x)), (x, x_adv, y), strict=True):
+            ours.copy_(given)
+        if kind not in self.graphs:
+            self._capture(*kind)
+        self.graphs[kind]()
         return self.value
 
     def failed(self) -> bool:
         """Whether any step was not taken."""
         return bool(self.sgd.failed.item())
 
-    def _capture(self, awp: bool) -> None:
+    def _places(self, count: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Where a graph of so many images reads them, the attacked ones and the labels."""
+        return self.x[:count], self.x_adv[:count], self.y[:count]
+
+    def _capture(self, count: int, awp: bool) -> None:
         """Warm up and capture, then put everything back that the warm-up has moved."""
         moved = [*self.model.parameters(), *self.model.buffers(), *self.working.copies]
         moved += [*self.sgd.momenta, self.sgd.failed, *self.also]
         kept = [tensor.detach().clone() for tensor in moved]  # attached, they would tie autograd to this stream
-        self.graphs[awp] = Captured(lambda: self._step(self.x, self.x_adv, self.y, awp), self.pool)
+        self.graphs[count, awp] = Captured(lambda: self._step(*self._places(count), awp), self.pool)
         self.sgd.settle()
         with torch.no_grad():
             for tensor, before in zip(moved, kept, strict=True):

@@ -90,6 +90,7 @@ class FastWalk:
                     break
             else:
                 bench.taken += 1
+        active.end()
         return Found(active.x_adv[:count], active.backprops[:count])
 
 
