@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.grad import conv2d_weight
 
 pytest.importorskip("triton", reason="the kernels need Triton, which pip install -e '.[dev]' brings on Linux")
 if torch.cuda.is_available():
@@ -156,6 +157,33 @@ def test_few_channels_are_filled_up_to_eight(channels, monkeypatch):
     of_x, of_weight = torch.autograd.grad(out.square().sum(), (x, model[0].weight))
     (there,) = torch.autograd.grad(expected.square().sum(), x)
     assert torch.allclose(of_x, there, atol=1e-3) and of_weight.shape == model[0].weight.shape
+
+
+@pytest.mark.parametrize("beside", [False, True], ids=["", "aside"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_pixels_keep_sixteen_bits_at_the_first_layer(channels, beside):
+    """bf16 alone would round a pixel near 1 to 1/256."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(channels, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16)).train().bfloat16()
+    model.to(memory_format=torch.channels_last)
+    graph = fusing.fuse(model, norm, pooling, aside := Aside(torch.device("cpu")) if beside else None)
+    (unit,) = (module for module in graph.modules() if isinstance(module, fusing.Bare))
+    x = 0.5 + 0.5 * torch.rand(4, channels, 8, 8)
+    weight = model[0].weight
+    exact = F.conv2d(x.double(), weight.double(), padding=1)
+    rounded = F.conv2d(x.bfloat16().double(), weight.double(), padding=1)
+    out = unit(x)
+    off = (out.double() - exact).norm()
+    assert off <= 1.1 * (exact.bfloat16().double() - exact).norm() and (rounded - exact).norm() > 0.4 * off
+    slope = torch.randn(out.shape).bfloat16()
+    ask = torch.autograd.grad if aside is None else aside.gradients
+    (found,) = ask((out * slope).float().sum(), [weight])
+    there = conv2d_weight(x.double(), weight.shape, slope.double(), padding=1)
+    (plain,) = torch.autograd.grad((F.conv2d(x.bfloat16(), weight, padding=1) * slope).float().sum(), weight)
+    assert (found.double() - there).norm() < 0.004 * there.norm() and found.is_contiguous(
+        memory_format=torch.channels_last
+    )
+    assert (found.double() - there).norm() < 1.2 * (plain.double() - there).norm()
 
 
 def wrong_forward(x, gain, shift, running, arrived, *, right, **how):

@@ -15,7 +15,7 @@ pytest.importorskip("triton", reason="the kernels need Triton, which pip install
 if torch.cuda.is_available():
     pytest.skip("for the interpreter; on CUDA run benchmarks/gpu_engine_check.py", allow_module_level=True)
 
-from sparring.engine import fusing, norm
+from sparring.engine import layers, norm
 
 
 def image(draw, *shape, dtype=torch.float32):
@@ -33,7 +33,7 @@ def layer(draw, channels, *, mean=0.0):
 
 
 def unit(of, *, bias=None, relu=False, twice=False):
-    made = fusing.NormUnit(of, bias, norm, torch.zeros(256, dtype=torch.int32))
+    made = layers.NormUnit(of, bias, norm, torch.zeros(256, dtype=torch.int32))
     made.relu, made.twice = relu, twice
     return made
 
@@ -120,7 +120,7 @@ def test_in_half_precision(adds, twice):
     assert outs[0].dtype == torch.float16 and found[0].dtype == torch.float16 and found[-1].dtype == torch.float32
     for one, other in zip((outs[0], *found), (expected, *gradients), strict=True):
         assert (one - other).norm() <= 2e-3 * other.norm()
-    assert fusing._like(slopes[0], given[0]).dtype == torch.float16
+    assert layers._like(slopes[0], given[0]).dtype == torch.float16
 
 
 @pytest.mark.parametrize("why", ["eval", "layout", "another precision", "another shape"])

@@ -25,34 +25,40 @@ class Aside:
         self.found: dict[int, Tensor] = {}
         self.read: list[Tensor] = []  # by kernels that may not have run: nobody may write there yet
 
-    def convolution(self, x: Tensor, conv: nn.Conv2d, weight: Tensor) -> Tensor:
-        """conv(x) without its bias, whose weight's gradient will be found aside. `weight` holds conv's, and zeros."""
-        out: Tensor = _Convolution.apply(x, conv.weight, conv, weight.detach(), self)  # type: ignore[no-untyped-call]
+    def convolution(self, x: Tensor, conv: nn.Conv2d, weight: Tensor, copies: int = 1) -> Tensor:
+        """conv(x) without its bias, whose weight's gradient will be found aside.
+
+        `weight` holds so many copies of conv's, side by side for x's channels, and zeros.
+        """
+        given = (x, conv.weight, conv, weight.detach(), copies, self)
+        out: Tensor = _Convolution.apply(*given)  # type: ignore[no-untyped-call]
         return out
 
-    def put(self, conv: nn.Conv2d, gradient: Tensor, x: Tensor, weight: Tensor) -> None:
+    def put(self, conv: nn.Conv2d, gradient: Tensor, x: Tensor, weight: Tensor, copies: int = 1) -> None:
         """Launch the gradient of a weight from that of the convolution's output."""
         if self.stream is None:
-            self._add(conv, gradient, x, weight)
+            self._add(conv, gradient, x, weight, copies)
             return
         here = torch.cuda.current_stream(gradient.device)
         kind = (x.shape, weight.shape, gradient.shape, conv.stride, conv.padding, conv.dilation)
         if kind not in self.tuned:
             here.wait_stream(self.stream)
-            self._add(conv, gradient, x, weight)
+            self._add(conv, gradient, x, weight, copies)
             self.tuned.add(kind)
             return
         before = self.found.get(id(conv.weight))
         self.read += [gradient, x, weight, *([] if before is None else [before])]
         self.stream.wait_stream(here)
         with torch.cuda.stream(self.stream):
-            self._add(conv, gradient, x, weight)
+            self._add(conv, gradient, x, weight, copies)
 
-    def _add(self, conv: nn.Conv2d, gradient: Tensor, x: Tensor, weight: Tensor) -> None:
+    def _add(self, conv: nn.Conv2d, gradient: Tensor, x: Tensor, weight: Tensor, copies: int) -> None:
         leaf = conv.weight
         found = _backward(gradient, x, weight, conv, [False, True, False])[1]
         if found.shape != leaf.shape:
-            found = torch.empty_like(leaf).copy_(found[: leaf.shape[0], : leaf.shape[1]])
+            rows, inputs = leaf.shape[:2]
+            each = [found[:rows, place : place + inputs] for place in range(0, copies * inputs, inputs)]
+            found = torch.empty_like(leaf).copy_(sum(each[1:], start=each[0]))
         before = self.found.get(id(leaf))  # where the layer was run twice
         self.found[id(leaf)] = found if before is None else before + found
 
@@ -79,10 +85,12 @@ class Aside:
 
 class _Convolution(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, leaf: Tensor, conv: nn.Conv2d, weight: Tensor, aside: Aside) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, leaf: Tensor, conv: nn.Conv2d, weight: Tensor, copies: int, aside: Aside
+    ) -> Tensor:
         x = x.to(weight.dtype)
         ctx.save_for_backward(x, weight)
-        ctx.conv, ctx.aside = conv, aside
+        ctx.conv, ctx.copies, ctx.aside = conv, copies, aside
         with torch.autocast(x.device.type, enabled=False):  # what is kept for the way back is what was computed with
             return nn.functional.conv2d(x, weight, None, conv.stride, conv.padding, conv.dilation, conv.groups)
 
@@ -91,11 +99,11 @@ class _Convolution(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         gradient = gradients[0].contiguous(memory_format=torch.channels_last)
         if ctx.needs_input_grad[1]:
-            ctx.aside.put(ctx.conv, gradient, x, weight)
+            ctx.aside.put(ctx.conv, gradient, x, weight, ctx.copies)
         of_x = None
         if ctx.needs_input_grad[0]:
             of_x = _backward(gradient, x, weight, ctx.conv, [True, False, False])[0]
-        return of_x, None, None, None, None
+        return of_x, None, None, None, None, None
 
 
 def _backward(gradient: Tensor, x: Tensor, weight: Tensor, conv: nn.Conv2d, which: list[bool]) -> Any:
