@@ -62,6 +62,6 @@ def apply(x: Tensor, moves: Moves) -> Tensor:
     rows = moves.top[:, None] + torch.arange(height, device=device)  # (n, height)
     across = torch.arange(width, device=device)
     columns = moves.left[:, None] + torch.where(moves.flip[:, None], width - 1 - across, across)  # (n, width)
-    image = torch.arange(n, device=device)[:, None, None, None]
-    channel = torch.arange(channels, device=device)[None, :, None, None]
-    return padded[image, channel, rows[:, None, :, None], columns[:, None, None, :]]
+    # One index for all channels of an image; torch would write out an index for every dimension of every pixel.
+    places = (rows[:, :, None] * padded.shape[3] + columns[:, None, :]).view(n, 1, height * width)
+    return padded.flatten(2).gather(2, places.expand(n, channels, height * width)).view_as(x)

@@ -18,7 +18,7 @@ from sparring.errors import UserError
 from sparring.seeds import generator
 
 _ORDER, _MOVES = 0x04DE4, 0x0A46  # what a draw is for
-_TOGETHER = 2**25  # bytes of batches that a GPU makes at once
+_TOGETHER = 2**23  # bytes of batches that a GPU makes at once
 
 
 def count_batches(images: int, batch_size: int, *, drop_last: bool = False) -> int:
