@@ -66,7 +66,7 @@ class Options:
     limit: int | None = None
     """Measure on the first so many test images: a quick try, kept apart from the results (results/ITEM/limitN)."""
     at_once: int = 1
-    """Processes that share the rows and the GPU (under NVIDIA's MPS, where it is): four do 1.4 times as much as one."""
+    """Processes that share the rows and the GPU (under NVIDIA's MPS, where it is): four do 1.5 times as much as one."""
     share: int | None = None
     """Per cent of the GPU that each of these may use. 200 / at-once unless given: best with four, and with eleven."""
     max_minutes: float | None = None
