@@ -24,7 +24,7 @@ class Bare(nn.Module):
     """A convolution without its bias. Where `wide`, channels of zeros fill its output up to whole sixteens.
 
     Else cuDNN does that by launches of its own. It may be given such channels, too; where `fill`, it gives them to
-    itself, up to eight: a first layer's three channels send cuDNN to a kernel that is four times as slow. In bf16 they
+    itself, up to eight: a first layer's three channels send cuDNN to a slow kernel. In bf16 they
     are not all zeros: pixels come as two numbers each, for one would round a pixel near 1 to 1/256, half of a step.
     """
 

@@ -7,7 +7,7 @@ or six kernels of each, for it does not know how to let the last program of a su
 x is (images, channels, height, width), channels last, and may have more channels than the layer: these are zeros, and
 stay so. Statistics and sums are fp32, and the parts of a sum are added in a fixed order, whoever comes last. Sums are
 of x minus its first row, so that squares do not cancel out. Knows memory and numbers; the layer that uses it is in
-fusing.py. Tested by Triton's interpreter (tests/engine/test_norm.py).
+layers.py. Tested by Triton's interpreter (tests/engine/test_norm.py).
 """
 
 from __future__ import annotations

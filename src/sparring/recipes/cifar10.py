@@ -102,14 +102,14 @@ CIFAR10 = (
         "madry-cifar10-resnet18",
         MADRY,
         "worst-case training (PGD-10)",
-        "4.5 s an epoch on one H200",
+        "4.4 s an epoch on one H200",
         _short(75.8, 46.9),
     ),
     Recipe(
         "fat-cifar10-resnet18",
         FAT,
         "friendly training, tau 0 to 2",
-        "2.8-3.8 s an epoch on one H200 (2.4 to 6.5 BPs)",
+        "2.6-3.6 s an epoch on one H200 (2.0 to 6.2 BPs)",
         # One seed, test set (n = 10,000), protocol dat: results/engine/fat-20-epochs-h200.json.
         "with --epochs 20 --lr one-cycle:0.2 --weight-decay 5e-4 and tau 0,1@40%,2@75%: 84.1 natural / 47.9 PGD-20",
     ),
