@@ -56,14 +56,23 @@ def test_cores_are_shared(monkeypatch):
 
 @pytest.mark.parametrize(
     ("count", "share", "said"),
-    [(2, 100, "whole"), (2, 25, "25"), (1, None, "whole"), (2, None, "whole"), (3, None, "66")],
+    [(2, 100, "100"), (2, 25, "25"), (1, None, "100"), (2, None, "100"), (3, None, "66")],
 )
 def test_each_has_its_share(count, share, said, monkeypatch):
     monkeypatch.delenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", raising=False)
     heard = []
-    says = "import os; print(os.environ.get('CUDA_MPS_ACTIVE_THREAD_PERCENTAGE', 'whole'))"
+    says = "import os; print(os.environ['CUDA_MPS_ACTIVE_THREAD_PERCENTAGE'])"
     run_together([python(says)] * count, device=CPU, share=share, tell=heard.append)
     assert heard == [said] * count
+
+
+def test_a_share_that_is_set_already_is_kept_unless_another_is_given(monkeypatch):
+    monkeypatch.setenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "20")
+    heard = []
+    says = "import os; print(os.environ['CUDA_MPS_ACTIVE_THREAD_PERCENTAGE'])"
+    for share in (None, 100):
+        run_together([python(says)], device=CPU, share=share, tell=heard.append)
+    assert heard == ["20", "100"]
 
 
 def test_two_runs_go_to_each_processor():

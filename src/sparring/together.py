@@ -64,9 +64,10 @@ def run_together(
     """
     with one_gpu(device) as shared, tempfile.TemporaryDirectory() as folder:
         environment = {**os.environ, **shared, "PYTHONUNBUFFERED": "1", AT_ONCE: str(len(commands))}
-        share = fair_share(len(commands)) if share is None else share
-        if share < 100:
+        if share is not None:
             environment[_SHARE] = str(share)
+        else:  # who has set one already knows better
+            environment.setdefault(_SHARE, str(fair_share(len(commands))))
         environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // len(commands))))
         complaints = [Path(folder) / f"{number}.txt" for number in range(len(commands))]
         processes: list[subprocess.Popen[str]] = []

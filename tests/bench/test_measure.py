@@ -2,13 +2,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 from sparring import cli, recipes, train
-from sparring.bench import Bench, Options
+from sparring.bench import Bench, Options, company
 from sparring.bench.timing import timed
+from sparring.config import to_json
 from sparring.data import load
 
 CPU = torch.device("cpu")
@@ -109,6 +111,44 @@ def test_every_batch_is_met_before_the_clock_runs(monkeypatch):
     monkeypatch.setattr("sparring.bench.timing.wait", lambda device: clock.append(len(met)))
     bench._batches("plain", bench.engine, bench.state.model, 0)
     assert met == [0, 1, 2, 0, 1, 2] and clock[0] == 3
+
+
+def test_runs_side_by_side_have_the_share_that_is_told(monkeypatch):
+    asked = []
+
+    def speeds(config, count, *, share, **given):
+        asked.append((count, share))
+        return [1.0, 2.0]
+
+    monkeypatch.setattr("sparring.bench.measure.images_per_second", speeds)
+    bench = Bench(recipes.find("fat-digits").config, load("digits"), CPU, replace(FEW, together=(1, 4)))
+    ((_, rows),) = bench.parts(["together"])
+    assert asked == [(1, 100), (4, 50)] == [(row["runs"], row["share"]) for row in bench.found["together"]]
+    assert [name for name, _ in rows] == ["1 at once", "4 at once, 50 % each"]
+
+
+def test_each_of_them_has_its_share(monkeypatch):
+    asked = []
+
+    def run(commands, *, device, share):
+        asked.append((len(commands), share))
+        folder = Path(commands[0][-2])
+        for seed in range(len(commands)):
+            (folder / f"done-{seed}").write_text("[10.0, 20.0]")
+
+    monkeypatch.setattr(company, "run_together", run)
+    given = {"device": CPU, "images": 0, "tau": 0, "rounds": 2}
+    assert company.images_per_second(recipes.find("fat-digits").config, 3, share=66, **given) == [30.0, 60.0]
+    assert asked == [(3, 66)]
+
+
+def test_a_last_batch_is_met_before_they_wait_for_each_other(tmp_path, monkeypatch):
+    task = {"config": to_json(recipes.find("fat-digits").config), "count": 1, "device": "cpu", "images": 100}
+    (tmp_path / "task.json").write_text(json.dumps(task | {"tau": 0, "rounds": 1}))
+    met = []
+    monkeypatch.setattr(Bench, "last_batch", lambda bench: met.append((tmp_path / "ready-0").exists()))
+    company._one(tmp_path, 0)
+    assert met == [False] and (tmp_path / "done-0").exists()
 
 
 def test_the_command(tmp_path, capsys):

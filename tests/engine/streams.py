@@ -46,8 +46,10 @@ class Streams:
     @contextmanager
     def _entered(self, stream):
         self.stack.append(stream)
-        yield
-        self.stack.pop()
+        try:
+            yield
+        finally:
+            self.stack.pop()
 
     def say(self, what: str) -> None:
         self.log.append(f"{self.stack[-1].name}: {what}")

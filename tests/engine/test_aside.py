@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.nn.grad import conv2d_weight
 
 from sparring.engine.aside import Aside
 from tests.engine.streams import Streams
@@ -58,6 +59,18 @@ def test_the_same_gradient(both, loss):
         assert all(torch.allclose(a, b) for a, b in zip(found, expected, strict=True))
         assert [g.stride() for g in found] == [leaf.stride() for leaf in leaves]
         assert not aside.found and not aside.read
+
+
+def test_every_copy_of_a_weight_brings_its_gradient():
+    torch.manual_seed(0)
+    conv = nn.Conv2d(3, 16, 3, padding=1, bias=False)
+    aside = Aside(torch.device("cpu"))
+    x = torch.rand(4, 8, 8, 8)  # halves that have nothing to do with each other
+    out = aside.convolution(x, conv, nn.functional.pad(torch.cat([conv.weight] * 2, 1), (0, 0, 0, 0, 0, 2)), 2)
+    slope = torch.randn(out.shape)
+    (found,) = aside.gradients((out * slope).sum(), [conv.weight])
+    there = sum(conv2d_weight(x[:, place : place + 3], conv.weight.shape, slope, padding=1) for place in (0, 3))
+    torch.testing.assert_close(found, there, rtol=1e-4, atol=1e-3)
 
 
 def test_a_way_back_that_nobody_asked_for_leaves_nothing(both):

@@ -159,6 +159,24 @@ def test_few_channels_are_filled_up_to_eight(channels, monkeypatch):
     assert torch.allclose(of_x, there, atol=1e-3) and of_weight.shape == model[0].weight.shape
 
 
+@pytest.mark.parametrize(("channels", "numbers"), [(4, 2), (5, 1), (7, 1)])
+def test_pixels_are_two_numbers_where_they_fit(channels, numbers):
+    unit = fusing.Bare(nn.Conv2d(channels, 16, 3).bfloat16(), wide=False)
+    filled, copies = unit._filled(torch.rand(2, channels, 8, 8))
+    assert filled.shape[1] == 8 and filled.is_contiguous(memory_format=torch.channels_last) and copies == numbers
+
+
+def test_what_is_grouped_or_given_channels_is_not_filled():
+    grouped = nn.Sequential(nn.Conv2d(4, 8, 3, padding=1, groups=2, bias=False), nn.BatchNorm2d(8)).train()
+    graph = fusing.fuse(grouped, norm, pooling)
+    assert not any(isinstance(module, fusing.Bare) and module.fill for module in graph.modules())
+    unit = fusing.Bare(conv := nn.Conv2d(3, 16, 3, bias=False), wide=False)
+    unit.fill = True
+    x = F.pad(torch.rand(2, 3, 8, 8), (0, 0, 0, 0, 0, 13))
+    unit._filled = None
+    torch.testing.assert_close(unit(x), conv(x[:, :3]))
+
+
 @pytest.mark.parametrize("beside", [False, True], ids=["", "aside"])
 @pytest.mark.parametrize("channels", [1, 3])
 def test_pixels_keep_sixteen_bits_at_the_first_layer(channels, beside):

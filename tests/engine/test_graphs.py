@@ -123,6 +123,15 @@ def test_what_runs_beside_waits_for_those_who_read_it_last_alone(monkeypatch):
     assert streams.take() == [*drawn_at_first, *drawn_beside, *drawn_behind]
 
 
+def test_what_breaks_off_beside_is_waited_for(monkeypatch):
+    streams = Streams(monkeypatch)
+    beside = Beside(torch.device("cpu"))
+    beside.stream = streams.make("aside")
+    with pytest.raises(RuntimeError), beside.beside():
+        raise RuntimeError("cannot draw")
+    assert streams.take() == ["aside waits for main", "main waits for aside"] and beside.last is None
+
+
 def test_without_cuda_nothing_is_beside():
     beside = Beside(torch.device("cpu"))
     with beside.beside():

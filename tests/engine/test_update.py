@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from sparring.engine.average import Average
+from sparring.engine.graphs import Captured
 from sparring.engine.update import FastUpdate, PlainUpdate
 from sparring.objectives import OBJECTIVES
 from tests.attacks.conftest import images, network
@@ -68,6 +70,70 @@ def test_a_last_batch_is_captured_when_it_comes_again():
         assert len(fast.graphs) == graphs
     for a, b in zip(plain_model.state_dict().values(), fast_model.state_dict().values(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-8)
+
+
+class Warm(Captured):
+    """Warms up, as on a GPU."""
+
+    def __init__(self, work, pool):
+        super().__init__(work, None)
+        work()
+        work()
+
+
+def trained(count, updates=3):
+    """Weights, their average and momenta after some updates of so many of eight images; and how often it settled."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(64, 4)).train()
+    average, settled = Average(model, 0.9), []
+    given = {"batch": 8, "shape": (1, 6, 6), "device": torch.device("cpu"), "half": False, "compiled": False}
+    given |= {"after": average.move, "also": list(average.state().values())}
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9)
+    update = FastUpdate(model, optimizer, lambda m, x, x_adv, y: nn.functional.cross_entropy(m(x_adv), y), **given)
+    update.sgd.settle = lambda: settled.append(1)
+    x, y = torch.rand(8, 1, 6, 6)[:count], (torch.arange(8) % 4)[:count]
+    for _ in range(updates):
+        update(x, x, y, 0.05)
+    return [*model.state_dict().values(), *average.state().values(), *update.sgd.momenta], len(settled)
+
+
+@pytest.mark.parametrize("count", [8, 5])
+def test_a_captures_warm_up_leaves_no_trace(count, monkeypatch):
+    plain, _ = trained(count)
+    monkeypatch.setattr("sparring.engine.update.Captured", Warm)
+    warm, settled = trained(count)
+    assert settled == 1
+    for one, other in zip(warm, plain, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_a_capture_that_fails_leaves_the_weights_as_they_were(monkeypatch):
+    class Fails(Warm):
+        def __init__(self, work, pool):
+            super().__init__(work, pool)
+            raise RuntimeError("no memory")
+
+    monkeypatch.setattr("sparring.engine.update.Captured", Fails)
+    (_, _), (model, fast) = pair("madry")
+    before = copy.deepcopy(model.state_dict())
+    x, y = images(model.eval(), 16)
+    model.train()
+    with pytest.raises(RuntimeError, match="no memory"):
+        fast(x, x, y, 0.1)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_processes_that_exchange_do_so_once_for_a_last_batch(monkeypatch):
+    """Another process may have a last batch of another size, and captures nothing."""
+    monkeypatch.setattr("sparring.engine.update.Captured", Warm)
+    (_, _), (model, fast) = pair("madry")
+    told = []
+    fast.exchange = lambda tensors: told.append(len(tensors))
+    x, y = images(model.eval(), 16)
+    model.train()
+    for _ in range(3):
+        fast(x[:7], x[:7], y[:7], 0.1)
+    assert len(told) == 3 and not fast.graphs
 
 
 def test_what_is_not_finite_changes_no_weight():

@@ -47,6 +47,7 @@ def _one(folder: Path, seed: int) -> None:
     with on(device):
         bench = Bench(config, load(config.data), device, Options(images=task["images"]))
         bench.epoch(config, 1, task["tau"])  # to warm up, and so that the model is not fooled at once
+        bench.last_batch()
         (folder / f"ready-{seed}").touch()
         while len(list(folder.glob("ready-*"))) < task["count"]:
             time.sleep(0.01)

@@ -195,7 +195,7 @@ class Bench:
         if "steps" not in self.found:
             self.steps()
         self._warm_up()
-        self._last_batch()
+        self.last_batch()
         settings = {"Madry": self.config.attack.steps} | {f"FAT, tau {tau}": tau for tau in self.options.taus}
         every: dict[str, list[dict[str, Any]]] = {name: [] for name in settings}
         for _ in range(self.options.rounds):
@@ -263,6 +263,7 @@ class Bench:
         first = 0.0
         config = replace(self.config, lr=constant(0.05))
         for count in self.options.together:
+            share = fair_share(count)
             each = images_per_second(
                 config,
                 count,
@@ -270,8 +271,9 @@ class Bench:
                 images=self.options.images,
                 tau=self.options.taus[0],
                 rounds=self.options.rounds,
+                share=share,
             )
-            speed, share = statistics.median(each), fair_share(count)
+            speed = statistics.median(each)
             first = first or speed
             kept.append(
                 {"runs": count, "share": share, "images_per_second": speed, "over_one": speed / first}
@@ -313,7 +315,7 @@ class Bench:
         while self.trained < self.options.before:
             self._next_epoch(0)
 
-    def _last_batch(self) -> None:
+    def last_batch(self) -> None:
         """Updates of as many images as an epoch's last batch has: cuDNN tunes, and then a graph is captured."""
         x, y = self._batch(0)
         rest = len(self.training) % self.config.batch_size

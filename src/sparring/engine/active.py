@@ -94,6 +94,7 @@ class ActiveSet:
         count = len(x)
         kicks = () if self.kicks is None else self.kicks[:, :count]
         if self.kernels is None or x.dtype != torch.float32 or generator.device != x.device:
+            self.draws.overwritten()
             begun = threat.random_start(x, eps=eps, start=start, generator=generator, inside=self.project)
             self.begin(x, y, begun, tau=tau, eps=eps, step_size=step_size, noise=noise)
             for kick in kicks:

@@ -78,14 +78,20 @@ class Beside:
             yield
             return
         here, last = torch.cuda.current_stream(), self.last
-        self.last = None  # a batch that breaks off never says that it has read
+        self.overwritten()  # a batch that breaks off never says that it has read
         if last is None:
             self.stream.wait_stream(here)
         else:
             self.stream.wait_event(last)
-        with torch.cuda.stream(self.stream):
-            yield
-        here.wait_stream(self.stream)
+        try:
+            with torch.cuda.stream(self.stream):
+                yield
+        finally:
+            here.wait_stream(self.stream)
+
+    def overwritten(self) -> None:
+        """Somebody writes where the results lie: the next block waits for all that was launched before it."""
+        self.last = None
 
     def read(self) -> None:
         """Nothing that is launched from here on reads the results of the last block."""

@@ -24,8 +24,8 @@ class Bare(nn.Module):
     """A convolution without its bias. Where `wide`, channels of zeros fill its output up to whole sixteens.
 
     Else cuDNN does that by launches of its own. It may be given such channels, too; where `fill`, it gives them to
-    itself, up to eight: a first layer's three channels send cuDNN to a slow kernel. In bf16 they
-    are not all zeros: pixels come as two numbers each, for one would round a pixel near 1 to 1/256, half of a step.
+    itself, up to eight: a first layer's three channels send cuDNN to a slow kernel. In bf16 they are not all zeros:
+    pixels come as two numbers each, for one would round a pixel near 1 to 1/256, half of a step.
     """
 
     def __init__(self, conv: nn.Conv2d, *, wide: bool) -> None:
@@ -39,7 +39,7 @@ class Bare(nn.Module):
         """As the convolution, but for the bias."""
         (conv,) = self.of
         weight, copies = conv.weight, 1
-        if self.fill:
+        if self.fill and x.shape[1] == conv.in_channels:
             x, copies = self._filled(x)
             weight = torch.cat([weight] * copies, dim=1)
         given = x.shape[1] - copies * conv.in_channels

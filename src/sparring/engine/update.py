@@ -121,7 +121,7 @@ class FastUpdate:
         self.awp = torch.zeros((), device=device)
         self.value = torch.zeros((), device=device)
         self.graphs: dict[tuple[int, bool], Captured] = {}  # by images, without and with a perturbation of the weights
-        self.rest = 0  # images of the last batch that was not full
+        self.rest = -1  # images of the last batch that was not full
         self.pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
 
     def __call__(self, x: Tensor, x_adv: Tensor, y: Tensor, lr: float, awp: float = 0.0) -> Tensor:
@@ -129,7 +129,10 @@ class FastUpdate:
         self.working.refresh()
         self.sgd.lr.fill_(lr)
         self.awp.fill_(awp)
-        if len(x) < len(self.x) and len(x) != self.rest:  # the last batch of an epoch: a graph if it comes again
+        # The last batch of an epoch: a graph if it comes again. But a capture's warm-up exchanges too, and another process,
+        # whose last batch has another size, would lose step.
+        again = len(x) == self.rest and self.exchange is alone
+        if len(x) < len(self.x) and not again:
             self.rest = len(x)
             self._step(x, x_adv, y, awp > 0)
             return self.value
@@ -154,11 +157,13 @@ class FastUpdate:
         moved = [*self.model.parameters(), *self.model.buffers(), *self.working.copies]
         moved += [*self.sgd.momenta, self.sgd.failed, *self.also]
         kept = [tensor.detach().clone() for tensor in moved]  # attached, they would tie autograd to this stream
-        self.graphs[count, awp] = Captured(lambda: self._step(*self._places(count), awp), self.pool)
-        self.sgd.settle()
-        with torch.no_grad():
-            for tensor, before in zip(moved, kept, strict=True):
-                tensor.copy_(before)
+        try:
+            self.graphs[count, awp] = Captured(lambda: self._step(*self._places(count), awp), self.pool)
+            self.sgd.settle()
+        finally:
+            with torch.no_grad():
+                for tensor, before in zip(moved, kept, strict=True):
+                    tensor.copy_(before)
 
     def _step(self, x: Tensor, x_adv: Tensor, y: Tensor, awp: bool) -> None:
         def loss_here() -> Tensor:
