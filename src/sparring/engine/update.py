@@ -129,8 +129,8 @@ class FastUpdate:
         self.working.refresh()
         self.sgd.lr.fill_(lr)
         self.awp.fill_(awp)
-        # The last batch of an epoch: a graph if it comes again. But a capture's warm-up exchanges too, and a process whose
-        # last batch has another size would lose step.
+        # The last batch of an epoch: a graph if it comes again. But a capture's warm-up exchanges too, and a process
+        # whose last batch has another size would lose step.
         again = len(x) == self.rest and self.exchange is alone
         if len(x) < len(self.x) and not again:
             self.rest = len(x)
