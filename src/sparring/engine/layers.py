@@ -25,7 +25,7 @@ class Bare(nn.Module):
 
     Else cuDNN does that by launches of its own. It may be given such channels, too; where `fill`, it gives them to
     itself, up to eight: a first layer's three channels send cuDNN to a slow kernel. In bf16 they are not all zeros:
-    pixels come as two numbers each, for one would round a pixel near 1 to 1/256, half of a step.
+    pixels come as two numbers each, for one would be off by up to 1/512 near 1, a quarter of a step.
     """
 
     def __init__(self, conv: nn.Conv2d, *, wide: bool) -> None:
