@@ -54,7 +54,7 @@ class Options:
     repeats: int = 20
     """Measurements of a step or an update."""
     rounds: int = 3
-    """Measurements of an epoch at each tau, and of runs side by side."""
+    """Measurements of an epoch at each tau, of the plain path and the loop, and of runs side by side."""
 
     def __post_init__(self) -> None:
         for name, least in (("before", 0), ("images", 0), ("plain_batches", 1), ("repeats", 1), ("rounds", 1)):
@@ -286,8 +286,8 @@ class Bench:
         return rows
 
     def _batches(self, way: str, engine: Engine, model: torch.nn.Module, tau: int) -> tuple[Timed, float]:
-        """A batch with its update: how long it takes, and its mean back-propagations."""
-        count = self.options.plain_batches
+        """A batch with its update, one behind the other as in training: its seconds, and its mean back-propagations."""
+        count, rounds = self.options.plain_batches, self.options.rounds
         taken = torch.zeros((), device=self.device, dtype=torch.float64)
         batch = itertools.cycle(range(count))
 
@@ -307,8 +307,8 @@ class Bench:
                 taken.add_(found.backprops.double().mean())
 
         with tuned(engine):
-            time = timed(one, self.device, repeats=count, warm_up=count)
-        return time, taken.item() / (2 * count)
+            time = timed(one, self.device, repeats=rounds, warm_up=count, inner=count)
+        return time, taken.item() / ((1 + rounds) * count)
 
     def _warm_up(self) -> None:
         """So many epochs at tau 0, once: a model that has just begun is fooled at once."""
