@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -59,11 +60,16 @@ def sparring(capsys, tmp_path, monkeypatch) -> Command:
 
 
 def start(*words: object, cwd: Path, **options: object) -> subprocess.Popen[str]:
-    """`sparring WORDS` in a process of its own."""
+    """`sparring WORDS` in a process of its own, which no signal is kept from (nohup would, and a shell's &)."""
+
+    def listen() -> None:
+        for number in (signal.SIGHUP, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)
+
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "sparring", *map(str, words)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
-    return subprocess.Popen(command, cwd=cwd, env=environment, text=True, **pipes)
+    return subprocess.Popen(command, cwd=cwd, env=environment, text=True, preexec_fn=listen, **pipes)
 
 
 @pytest.fixture(scope="session")
