@@ -25,7 +25,7 @@ _TASK = "task.json"
 
 
 def images_per_second(
-    config: Config, count: int, *, device: torch.device, images: int, tau: int, rounds: int, share: int | None = None
+    config: Config, count: int, *, device: torch.device, images: int, tau: int, rounds: int, share: int
 ) -> list[float]:
     """Of all runs together, while they train: once for each of so many epochs."""
     with tempfile.TemporaryDirectory() as folder:

@@ -34,7 +34,7 @@ class Aside:
         out: Tensor = _Convolution.apply(*given)  # type: ignore[no-untyped-call]
         return out
 
-    def put(self, conv: nn.Conv2d, gradient: Tensor, x: Tensor, weight: Tensor, copies: int = 1) -> None:
+    def put(self, conv: nn.Conv2d, gradient: Tensor, x: Tensor, weight: Tensor, copies: int) -> None:
         """Launch the gradient of a weight from that of the convolution's output."""
         if self.stream is None:
             self._add(conv, gradient, x, weight, copies)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from sparring.engine.aside import Aside
-from sparring.engine.layers import EIGHT, WHOLE, Bare, NormUnit, PoolUnit
+from sparring.engine.layers import FILLED, WHOLE, Bare, NormUnit, PoolUnit
 from sparring.engine.tracing import (
     Tracer,
     add_here,
@@ -211,10 +211,10 @@ def _widen(graph: fx.GraphModule, node: fx.Node) -> None:
 
 
 def _fill(graph: fx.GraphModule, node: fx.Node) -> None:
-    """Let a convolution that reads no whole eights of channels, and is not given them, do so."""
+    """Let a convolution of few channels fill them up."""
     conv = module_of(graph, node)
     conv = conv.of[0] if isinstance(conv, Bare) else conv
-    if type(conv) is nn.Conv2d and conv.groups == 1 and conv.in_channels < EIGHT:
+    if type(conv) is nn.Conv2d and conv.groups == 1 and conv.in_channels < FILLED:
         unit = _bare(graph, node)
         if unit is not None:
             unit.fill = True

@@ -17,7 +17,7 @@ from sparring.engine.aside import Aside
 from sparring.engine.fused import split_in_one
 
 WHOLE = 16  # channels: cuDNN wants whole eights in bf16, and norm.py reads whole sixteens at once
-EIGHT = 8
+FILLED = 8  # channels that a first layer is given
 
 
 class Bare(nn.Module):
@@ -41,7 +41,7 @@ class Bare(nn.Module):
         weight, copies = conv.weight, 1
         if self.fill and x.shape[1] == conv.in_channels:
             x, copies = self._filled(x)
-            weight = torch.cat([weight] * copies, dim=1)
+            weight = weight if copies == 1 else torch.cat([weight] * copies, dim=1)
         given = x.shape[1] - copies * conv.in_channels
         if given or self.more:
             weight = F.pad(weight, (0, 0, 0, 0, 0, given, 0, self.more))
@@ -51,12 +51,12 @@ class Bare(nn.Module):
         return out
 
     def _filled(self, x: Tensor) -> tuple[Tensor, int]:
-        """Eight channels, and in how many of its numbers a pixel comes."""
+        """Eight channels, and in how many numbers each pixel comes."""
         dtype = self.of[0].weight.dtype
-        if dtype == torch.bfloat16 and x.dtype == torch.float32 and 2 * x.shape[1] <= EIGHT:
-            return split_in_one(x, EIGHT), 2
+        if dtype == torch.bfloat16 and x.dtype == torch.float32 and 2 * x.shape[1] <= FILLED:
+            return split_in_one(x, FILLED), 2
         x = x.to(dtype, memory_format=torch.channels_last)
-        return F.pad(x, (0, 0, 0, 0, 0, EIGHT - x.shape[1])), 1
+        return F.pad(x, (0, 0, 0, 0, 0, FILLED - x.shape[1])), 1
 
 
 class NormUnit(nn.Module):
