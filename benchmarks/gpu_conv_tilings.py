@@ -18,7 +18,7 @@ import torch
 
 from sparring.engine import conv as conv_module
 from sparring.engine import ends as ends_module
-from sparring.engine import kernels
+from sparring.engine import kernels, pointwise
 from sparring.engine.conv import Tiling, conv, conv_back
 
 BATCHES = (8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128)
@@ -99,7 +99,7 @@ def case(name, batch):
         )[0]
 
     def cudnn():
-        return kernels.relu_back(dgrad(x2, w2, 0) if second else z, dgrad(x, weight, 1), y)
+        return pointwise.relu_back(dgrad(x2, w2, 0) if second else z, dgrad(x, weight, 1), y)
 
     return ours, cudnn
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import nn
 
@@ -86,3 +87,37 @@ class Padded(Chain):
         self.conv1 = nn.Conv2d(3, 12, 3, padding=1, padding_mode="reflect", bias=False)
         self.conv2 = nn.Conv2d(12, 20, 3, padding="same", bias=False)
         self.relu = nn.ReLU(inplace=True)
+
+
+class Residual(nn.Module):
+    """The first blocks of a ResNet-18: all its kinds of layers, few enough for the interpreter."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 64, 3, padding=1, bias=False), nn.BatchNorm2d(64)
+        self.blocks = nn.Sequential(BasicBlock(64, 64, 1), BasicBlock(64, 128, 2), BasicBlock(128, 128, 1))
+        self.last = nn.Linear(128, 10)
+
+    def forward(self, x):
+        return self.last(self.blocks(F.relu(self.norm(self.conv(x)))).mean((2, 3)))
+
+
+class OneBlock(nn.Module):
+    """A residual network of one block, small enough for whole attacks by the interpreter; `kind` breaks the pattern."""
+
+    def __init__(self, kind="plain"):
+        super().__init__()
+        self.kind = kind
+        self.stem, self.norm = nn.Conv2d(3, 64, 3, padding=1), nn.BatchNorm2d(64)
+        self.one, self.two = nn.Conv2d(64, 64, 3, padding=1), nn.Conv2d(64, 64, 3, padding=1)
+        self.last = nn.Linear(64, 10)
+
+    def forward(self, x):
+        h = self.norm(self.stem(x)).relu()
+        k = torch.relu(self.one(h))
+        if self.kind == "pooled":
+            k = F.avg_pool2d(k, 1)
+        k = torch.relu(self.two(k) + h)
+        if self.kind == "twice":
+            k = torch.relu(self.one(k) + h)
+        return self.last(k.mean((2, 3)))

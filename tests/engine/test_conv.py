@@ -27,10 +27,9 @@ from sparring.engine.fold import fold
 from sparring.engine.passes import Passes
 from sparring.engine.replay import Replayed
 from sparring.models import build
-from sparring.models.resnet import BasicBlock
+from tests.engine.networks import OneBlock, Residual
 
 CPU = torch.device("cpu")
-LAYERS = (conv, ends, pooling)
 
 
 def image(draw, *shape):
@@ -126,25 +125,6 @@ def test_a_cut_fills_the_gpu_without_losing_a_round():
     assert conv.tiling(torch.empty(8, 512, 4, 4), torch.empty(512, 512, 3, 3), stride=1, back=False).split > 1
 
 
-@pytest.fixture
-def folded(monkeypatch):
-    """A small residual network, folded in fp32: by hand and by autograd."""
-
-    def make(model, norm=True):
-        torch.manual_seed(0)
-        with torch.no_grad():
-            for _ in range(2 if norm else 0):
-                model.train()(torch.rand(4, 3, 8, 8))
-        module = importlib.import_module("sparring.engine.reading")
-        plain = fold(model, dtype=torch.float32, fused=True)
-        assert plain.passes is None  # a CPU
-        monkeypatch.setattr(module, "convolutions_for", lambda device: LAYERS)
-        ours = fold(model, dtype=torch.float32, fused=True)
-        return (network.to(memory_format=torch.channels_last) for network in (ours, plain))
-
-    return make
-
-
 def gradients(network, x, slope):
     point = x.clone().requires_grad_()
     logits = network(point)
@@ -156,19 +136,6 @@ def test_resnet18_is_known(folded):
     assert isinstance(ours.passes, Passes) and len(ours.passes.steps) == 16
     assert [place for place, step in enumerate(ours.passes.steps) if step.shortcut is not None] == [5, 9, 13]
     assert [step.added for step in ours.passes.steps[:4]] == [None, 0, None, 2]
-
-
-class Residual(nn.Module):
-    """The first blocks of a ResNet-18: all its kinds of layers, few enough for the interpreter."""
-
-    def __init__(self):
-        super().__init__()
-        self.conv, self.norm = nn.Conv2d(3, 64, 3, padding=1, bias=False), nn.BatchNorm2d(64)
-        self.blocks = nn.Sequential(BasicBlock(64, 64, 1), BasicBlock(64, 128, 2), BasicBlock(128, 128, 1))
-        self.last = nn.Linear(128, 10)
-
-    def forward(self, x):
-        return self.last(self.blocks(F.relu(self.norm(self.conv(x)))).mean((2, 3)))
 
 
 def test_a_residual_network_by_hand_is_itself(folded):
@@ -273,29 +240,8 @@ def test_a_bias_that_is_lent_is_lent_once_however_often(folded):
     assert torch.allclose(ours(x), expected) and torch.allclose(plain(x), expected, rtol=1e-4, atol=1e-5)
 
 
-class Block(nn.Module):
-    """A residual network of one block, small enough for whole attacks by the interpreter; `kind` breaks the pattern."""
-
-    def __init__(self, kind="plain"):
-        super().__init__()
-        self.kind = kind
-        self.stem, self.norm = nn.Conv2d(3, 64, 3, padding=1), nn.BatchNorm2d(64)
-        self.one, self.two = nn.Conv2d(64, 64, 3, padding=1), nn.Conv2d(64, 64, 3, padding=1)
-        self.last = nn.Linear(64, 10)
-
-    def forward(self, x):
-        h = self.norm(self.stem(x)).relu()
-        k = torch.relu(self.one(h))
-        if self.kind == "pooled":
-            k = F.avg_pool2d(k, 1)
-        k = torch.relu(self.two(k) + h)
-        if self.kind == "twice":
-            k = torch.relu(self.one(k) + h)
-        return self.last(k.mean((2, 3)))
-
-
 def test_a_step_by_hand_is_a_step(folded):
-    ours, plain = folded(Block())
+    ours, plain = folded(OneBlock())
     assert ours.passes is not None
     draw = torch.Generator().manual_seed(1)
     x = torch.rand(5, 3, 8, 8, generator=draw)
@@ -319,7 +265,7 @@ def test_a_step_by_hand_is_a_step(folded):
 
 
 def test_replayed_passes_are_the_passes(folded):
-    ours, plain = folded(Block())
+    ours, plain = folded(OneBlock())
     replayed = Replayed(ours, sizes=(4,))
     draw = torch.Generator().manual_seed(2)
     for _ in range(4):  # captured from the third on
@@ -332,7 +278,7 @@ def test_replayed_passes_are_the_passes(folded):
 
 @pytest.mark.parametrize("kind", ["pooled", "twice"])
 def test_what_is_not_known_is_left_to_autograd(folded, kind):
-    ours, plain = folded(Block(kind))
+    ours, plain = folded(OneBlock(kind))
     assert ours.passes is None
     x = torch.rand(2, 3, 8, 8)
     assert torch.allclose(ours(x), plain(x))

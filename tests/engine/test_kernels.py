@@ -17,7 +17,7 @@ if torch.cuda.is_available():
     pytest.skip("for the interpreter; on CUDA run benchmarks/gpu_engine_check.py", allow_module_level=True)
 
 from sparring.attacks import friendly_pgd
-from sparring.engine import fused, kernels, pooling
+from sparring.engine import fused, kernels, pointwise, pooling
 from sparring.engine.active import ActiveSet
 from sparring.engine.fold import ConvUnit, fold
 from sparring.engine.walk import FastWalk
@@ -175,7 +175,7 @@ def test_split_keeps_sixteen_bits():
 def test_relu_back():
     draw = torch.Generator().manual_seed(0)
     first, second, y = (torch.randn(2, 3, 40, 9, generator=draw).to(torch.bfloat16) for _ in range(3))
-    ours = kernels.relu_back(first, second, y)
+    ours = pointwise.relu_back(first, second, y)
     expected = torch.where(y > 0, first.float() + second.float(), 0.0)
     assert torch.allclose(ours.float(), expected, rtol=2**-7)
 

@@ -56,11 +56,13 @@ class ActiveSet:
         self.numbers = torch.zeros(3, device=device, dtype=dtype)  # eps, step size, sigma of the noise
         self.wrong = torch.zeros(batch, device=device, dtype=torch.int32)
         self.target = torch.full((batch,), batch, device=device)
+        self.slots = torch.zeros(batch + 1, device=device, dtype=torch.int32)  # of those that go on, in the last step
         # What the host reads: the number of steps ever taken and the examples that took the last, in one word, so that
         # the two can never be read apart.
         self.serial = torch.zeros(1, device=device, dtype=torch.int64)
         self.report = torch.zeros(1, dtype=torch.int64, pin_memory=device.type == "cuda")
         self.word = self.report.numpy()  # the same memory, without an operation of torch
+        self.seen: tuple[Tensor, list[Tensor]]  # what `look` leaves for `go`: the logits' gradient, and all values
 
     def begin(
         self, x: Tensor, y: Tensor, start: Tensor, *, tau: int, eps: float, step_size: float, noise: float = 0.0
@@ -116,11 +118,16 @@ class ActiveSet:
         """All steps of the batch are launched: the next one's random numbers may be drawn behind them."""
         self.draws.read()
 
+    def passes(self, network: Network) -> Passes | None:
+        """The network by hand, where it can be."""
+        found: Passes | None = getattr(network, "passes", None)
+        return found if found is not None and self.kernels is not None and found.takes(self.x) else None
+
     def step(self, network: Network, size: int) -> None:
         """One step of the first `size` rows: check, report and compact, then gradient and move."""
         rows = self.rows[:size]
-        passes = getattr(network, "passes", None)
-        if passes is not None and self.kernels is not None and passes.takes(self.x):
+        passes = self.passes(network)
+        if passes is not None:
             self._step_by_hand(passes, rows)
             return
         point = self.x_adv[rows]
@@ -142,7 +149,20 @@ class ActiveSet:
         """The same with a network whose first kernel gathers the rows and whose last one moves them."""
         logits, values = passes.forward(self.x_adv, rows)
         gradient = passes.back(self._judge_and_compact(logits, rows), values)
-        walk = (self.x_adv, self.x, self.target, self.kicks, self.numbers, self.step_index)
+        self._move_by_hand(passes, gradient, self.target)
+
+    def look(self, passes: Passes) -> None:
+        """The first half of a step, for all rows: check, report and compact."""
+        logits, values = passes.forward(self.x_adv, self.rows[: self.batch])
+        self.seen = self._judge_and_compact(logits, self.rows[: self.batch]), values
+
+    def go(self, passes: Passes, size: int) -> None:
+        """The second half: gradient and move of the first `size` of those that go on."""
+        gradient = passes.back(*self.seen, among=self.slots[:size])
+        self._move_by_hand(passes, gradient, self.rows[:size])
+
+    def _move_by_hand(self, passes: Passes, gradient: Tensor, target: Tensor) -> None:
+        walk = (self.x_adv, self.x, target, self.kicks, self.numbers, self.step_index)
         passes.tools.ends.move_pixels(gradient, passes.stem.weight, *walk, project=self.project)
 
     def _judge_and_compact(self, logits: Tensor, rows: Tensor) -> Tensor:
@@ -151,7 +171,7 @@ class ActiveSet:
         slope: Tensor = self.kernels.judge(logits, self.natural, rows, self.y, self.wrong)
         state = (self.tau_left, self.backprops, self.serial, self.report, self.step_index)
         numbers = {"size": len(rows), "batch": self.batch, "steps": self.steps}
-        self.kernels.compact(self.wrong, self.rows, self.target, *state, **numbers)
+        self.kernels.compact(self.wrong, self.rows, self.target, self.slots, *state, **numbers)
         return slope
 
     def _judge(self, logits: Tensor, rows: Tensor) -> Tensor:
@@ -177,6 +197,8 @@ class ActiveSet:
         place = torch.where(going, going.long().cumsum(0) - 1, self.batch)
         self.rows[:size].fill_(self.batch)
         self.rows.index_copy_(0, place, target)
+        self.slots[:size].zero_()
+        self.slots.index_copy_(0, place, self.places[:size].int())
 
     def _move(self, gradient: Tensor) -> None:
         """A step along the sign of the gradient; what has stopped moves in the sink."""

@@ -23,7 +23,7 @@ from sparring.engine.compiling import launch
 
 
 # A kernel takes a second to compile: whatever can be a number is one.
-@triton.jit(do_not_specialize=["images", "height", "width", "out_height", "out_width", "adds", "split"])
+@triton.jit(do_not_specialize=["images", "height", "width", "out_height", "out_width", "adds", "chosen", "split"])
 def _conv(
     x,  # (images, height, width, inner): what is read
     weight,  # forward (outer, taps, inner); back (inner, taps, outer)
@@ -31,7 +31,8 @@ def _conv(
     weight2,  # forward (outer, inner2); back (inner2, outer)
     bias,  # (outer,), where BIAS
     z,  # (places, outer): added, if it `adds`
-    y,  # (places, outer): where it is not positive the result is 0, where MASK
+    y,  # (any, outer): where it is not positive the result is 0, where MASK
+    among,  # (images,): an image's row of y, if they are `chosen`
     out,  # (places, outer)
     parts,  # (tiles, split, BM, BN) in fp32: the parts of sums that are shared
     arrived,  # (tiles,): zeros, and zeros again at the end
@@ -44,6 +45,7 @@ def _conv(
     out_width,
     outer,
     adds,  # whether z is added
+    chosen,
     split,  # programs to a sum, where SHARED
     STRIDE: tl.constexpr,
     STRIDE2: tl.constexpr,  # of the shortcut, forward
@@ -161,7 +163,11 @@ def _conv(
         if RELU:
             total = tl.maximum(total, 0.0)
         if MASK:
-            total = tl.where(tl.load(y + at, mask=here, other=0.0).to(tl.float32) > 0, total, 0.0)
+            seen = place
+            if chosen:
+                seen += (tl.load(among + image, mask=known, other=0) - image) * (out_height * out_width)
+            positive = tl.load(y + seen[:, None] * outer + n[None, :], mask=here, other=0.0).to(tl.float32) > 0
+            total = tl.where(positive, total, 0.0)
         tl.store(out + at, total.to(out.dtype.element_ty), mask=here)
 
 
@@ -239,7 +245,7 @@ def conv(
     """
     cut = cut or tiling(x, weight, stride=stride, back=False)
     out = _image(x, len(weight), x.shape[2] // stride, x.shape[3] // stride)
-    _launch(x, weight, out, stride, False, shortcut, bias, z, relu, None, cut, arrived)
+    _launch(x, weight, out, stride, False, shortcut, bias, z, relu, None, None, cut, arrived)
     return out
 
 
@@ -253,13 +259,18 @@ def conv_back(
     shortcut: tuple[Tensor, Tensor, int] | None = None,
     z: Tensor | None = None,
     y: Tensor | None = None,
+    among: Tensor | None = None,
 ) -> Tensor:
-    """The gradient at a convolution's input, + z + the share of a shortcut of the same stride, where y > 0."""
+    """The gradient at a convolution's input, + z + the share of a shortcut of the same stride, where y > 0.
+
+    Args:
+        among: in int32, which of y's images each of g's was, where there are fewer.
+    """
     cut = cut or tiling(g, weight, stride=stride, back=True)
     out = _image(g, weight.shape[1], g.shape[2] * stride, g.shape[3] * stride)
     if shortcut is not None:  # it reaches places of even line and column, each from one place
         shortcut = (shortcut[0], shortcut[1], 1)
-    _launch(g, weight, out, stride, True, shortcut, None, z, False, y, cut, arrived)
+    _launch(g, weight, out, stride, True, shortcut, None, z, False, y, among, cut, arrived)
     return out
 
 
@@ -279,6 +290,7 @@ def _launch(
     z: Tensor | None,
     relu: bool,
     y: Tensor | None,
+    among: Tensor | None,
     cut: Tiling,
     arrived: Tensor,
 ) -> None:
@@ -293,7 +305,9 @@ def _launch(
         parts = torch.empty(room, dtype=torch.float32, device=x.device)
     x2, weight2, stride2 = (x, weight, 1) if shortcut is None else shortcut
     given = [x if tensor is None else tensor for tensor in (bias, z, y)]
-    numbers = (images, height, width, inner, x2.shape[1], out_height, out_width, outer, int(z is not None), cut.split)
+    given.append(arrived if among is None else among)  # both are int32: one kernel for the two
+    flags = (int(z is not None), int(among is not None))
+    numbers = (images, height, width, inner, x2.shape[1], out_height, out_width, outer, *flags, cut.split)
     launch(
         _conv,
         (tiles, cut.split),

@@ -33,6 +33,15 @@ def convolutions_for(device: torch.device) -> tuple[ModuleType, ModuleType, Modu
     return conv, ends, pooling
 
 
+def pointwise_for(device: torch.device) -> ModuleType | None:
+    """What lies between convolutions by Triton, where it can run."""
+    if kernels_for(device) is None:
+        return None
+    from sparring.engine import pointwise
+
+    return pointwise
+
+
 def norms_for(device: torch.device) -> tuple[ModuleType, ModuleType] | None:
     """Batch-norm and pooling for training by Triton (norm.py, pooling.py), where they can run."""
     if kernels_for(device) is None:
@@ -94,12 +103,16 @@ def pool_forward(h: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return F.linear(h.to(wide).mean((2, 3)), weight.to(wide), bias.to(wide))
 
 
-def pool_back(gradient: Tensor, weight: Tensor, h: Tensor, *, masked: bool = False) -> Tensor:
-    """Its gradient at h; where `masked` that before the ReLU which made h."""
+def pool_back(
+    gradient: Tensor, weight: Tensor, h: Tensor, *, masked: bool = False, among: Tensor | None = None
+) -> Tensor:
+    """Its gradient at h, or at h[among] from gradient[among]; where `masked` that before the ReLU which made h."""
     kernels = _pooling(h)
     if kernels is not None:
-        back: Tensor = kernels.pool_dense_back(gradient, weight, h, masked=masked)
+        back: Tensor = kernels.pool_dense_back(gradient, weight, h, masked=masked, among=among)
         return back
+    if among is not None:
+        gradient, h = gradient[among], h[among]
     flat = gradient @ weight.to(gradient.dtype) / h[0, 0].numel()
     whole = flat.to(h.dtype)[:, :, None, None].expand_as(h)
     return torch.where(h > 0, whole, 0).contiguous(memory_format=torch.channels_last) if masked else whole
@@ -147,10 +160,18 @@ def conv_forward(x: Tensor, z: Tensor | None, w: Tensor, b: Tensor, stride: Any,
     return torch.cudnn_convolution_add_relu(x, w, z, 1.0, b, stride, padding, (1, 1), 1)
 
 
-def back_to(y: Tensor, gradient: Tensor, w: Tensor, stride: Any, padding: Any, other: Tensor | None) -> Tensor:
-    """The gradient at a convolution's input y [+ other], before the ReLU which made y."""
-    of_y = _input_gradient(gradient, y, w, stride, padding)
-    return _relu_back(of_y, y=y) if other is None else _relu_back(of_y, other, y=y)
+def back_to(
+    y: Tensor,
+    gradient: Tensor,
+    w: Tensor,
+    stride: Any,
+    padding: Any,
+    other: Tensor | None,
+    among: Tensor | None = None,
+) -> Tensor:
+    """The gradient at a convolution's input y, or y[among], [+ other], before the ReLU which made y."""
+    of_y = _input_gradient(gradient, y[: len(gradient)], w, stride, padding)
+    return _relu_back(of_y, *(() if other is None else (other,)), y=y, among=among)
 
 
 def _input_gradient(gradient: Tensor, x: Tensor, w: Tensor, stride: Any, padding: Any) -> Tensor:
@@ -161,14 +182,15 @@ def _input_gradient(gradient: Tensor, x: Tensor, w: Tensor, stride: Any, padding
     return of_x
 
 
-def _relu_back(*gradients: Tensor, y: Tensor) -> Tensor:
-    """The sum of the gradients where y is positive."""
-    if len(gradients) == 2:
-        kernels = kernels_for(y.device)
-        if kernels is not None and all(gradient.stride() == y.stride() for gradient in gradients):
-            both: Tensor = kernels.relu_back(*gradients, y)
+def _relu_back(*gradients: Tensor, y: Tensor, among: Tensor | None = None) -> Tensor:
+    """The sum of the gradients where y is positive, or where y[among] is."""
+    if len(gradients) == 2 or among is not None:
+        pointwise = pointwise_for(y.device)
+        if pointwise is not None and all(gradient.stride() == y.stride() for gradient in gradients):
+            both: Tensor = pointwise.relu_back(gradients[0], gradients[1] if len(gradients) == 2 else None, y, among)
             return both
-    gradient: Tensor = torch.ops.aten.threshold_backward(sum(gradients[1:], start=gradients[0]), y, 0)
+    seen = y if among is None else y[among]
+    gradient: Tensor = torch.ops.aten.threshold_backward(sum(gradients[1:], start=gradients[0]), seen, 0)
     return gradient
 
 

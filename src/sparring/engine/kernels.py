@@ -114,6 +114,7 @@ def _compact(
     wrong,
     rows,  # in and out: who walks, first ones first; behind them the sink
     target,  # out: where an example's move is written; the sink where it has stopped
+    slots,  # out: the places of those that go on, first ones first; behind them the first place
     tau_left,
     backprops,
     serial,
@@ -145,6 +146,8 @@ def _compact(
     tl.store(target + place, tl.where(going, row, batch), mask=inside)
     tl.store(rows + before, row, mask=going)
     tl.store(rows + place, tl.full((BLOCK,), 0, tl.int64) + batch, mask=inside & (place >= count))
+    tl.store(slots + before, place, mask=going)
+    tl.store(slots + place, tl.zeros((BLOCK,), dtype=tl.int32), mask=inside & (place >= count))
 
 
 @triton.jit
@@ -204,17 +207,6 @@ def _split(
     low = (pixel - high.to(tl.float32)).to(tl.bfloat16)
     value = tl.where((channel < CHANNELS)[None, :], high, low)
     tl.store(out + (image * area + place[:, None]) * FILLED + channel[None, :], value, mask=inside)
-
-
-@triton.jit
-def _relu_back(first, second, y, out, count, BLOCK: tl.constexpr):
-    """(first + second) where y is positive, else 0: the gradient before a ReLU whose output two layers read."""
-    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = place < count
-    a = tl.load(first + place, mask=inside, other=0.0).to(tl.float32)
-    b = tl.load(second + place, mask=inside, other=0.0).to(tl.float32)
-    positive = tl.load(y + place, mask=inside, other=0.0).to(tl.float32) > 0
-    tl.store(out + place, tl.where(positive, a + b, 0.0), mask=inside)
 
 
 @triton.jit
@@ -308,6 +300,7 @@ def compact(
     wrong: Tensor,
     rows: Tensor,
     target: Tensor,
+    slots: Tensor,
     tau_left: Tensor,
     backprops: Tensor,
     serial: Tensor,
@@ -318,9 +311,9 @@ def compact(
     batch: int,
     steps: int,
 ) -> None:
-    """Who goes on: new `rows`, `target`, `tau_left`, `backprops`, and the word for the host in `report`."""
-    block = triton.next_power_of_2(size)
-    _compact[(1,)](wrong, rows, target, tau_left, backprops, serial, report, step_index, size, batch, steps, block)
+    """Who goes on: new `rows`, `target`, `slots`, `tau_left`, `backprops`, and the word for the host in `report`."""
+    state = (wrong, rows, target, slots, tau_left, backprops, serial, report, step_index)
+    _compact[(1,)](*state, size, batch, steps, triton.next_power_of_2(size))
 
 
 def move(
@@ -353,13 +346,6 @@ def split(x: Tensor, filled: int) -> Tensor:
     )
     block = 128
     _split[(images, triton.cdiv(height * width, block))](x.contiguous(), out, height * width, channels, filled, block)
-    return out
-
-
-def relu_back(first: Tensor, second: Tensor, y: Tensor) -> Tensor:
-    """(first + second) where y > 0. All three are laid out like y."""
-    out = torch.empty_like(y)
-    _relu_back[(triton.cdiv(y.numel(), _BLOCK),)](first, second, y, out, y.numel(), _BLOCK)
     return out
 
 

@@ -27,7 +27,7 @@ Brought = dict[int, tuple[Tensor, "Filter | None"]]  # gradients that shortcuts 
 
 
 class Tools(NamedTuple):
-    """The modules with the kernels, what they need (see conv.conv), and cuDNN's convolutions."""
+    """The modules with the kernels, what they need (see conv.conv), cuDNN's convolutions; back, see pointwise.py."""
 
     conv: ModuleType
     ends: ModuleType
@@ -35,6 +35,7 @@ class Tools(NamedTuple):
     arrived: Tensor
     cudnn: Callable[..., Tensor] = conv_forward
     cudnn_back: Callable[..., Tensor] = back_to
+    among: Tensor | None = None  # which of the values' images a gradient is for, where not for all
 
 
 class Filter:
@@ -93,8 +94,8 @@ class Conv:
             brought[self.added] = (gradient, self.shortcut)
         other, shortcut = brought.pop(place, (None, None))
         if shortcut is None and tools.conv.cudnn_is_faster(gradient, of.weight, of.stride[0], back=True):
-            return tools.cudnn_back(y, gradient, of.weight, of.stride, of.padding, other)
-        how = {"stride": of.stride[0], "arrived": tools.arrived} | _more(other, shortcut)
+            return tools.cudnn_back(y, gradient, of.weight, of.stride, of.padding, other, tools.among)
+        how = {"stride": of.stride[0], "arrived": tools.arrived, "among": tools.among} | _more(other, shortcut)
         out: Tensor = tools.conv.conv_back(gradient, of.weight, y=y, **how)
         return out
 
@@ -110,7 +111,7 @@ class MaxPool:
 
     def back(self, gradient: Tensor, values: list[Tensor], place: int, brought: Brought, tools: Tools) -> Tensor:
         """The gradient at the value before."""
-        out: Tensor = tools.pooling.max_pool_back(gradient, values[place])
+        out: Tensor = tools.pooling.max_pool_back(gradient, values[place], tools.among)
         return out
 
 
@@ -138,9 +139,9 @@ class Flat:
 
     def back(self, gradient: Tensor, values: list[Tensor], place: int, brought: Brought, tools: Tools) -> Tensor:
         """The gradient at the value before, but for the mask, which MaxPool applies."""
-        images, channels, height, width = values[place].shape
+        _, channels, height, width = values[place].shape
         flat = gradient.flatten(1) @ self.weight.flatten(1)
-        return flat.reshape(images, height, width, channels).permute(0, 3, 1, 2)
+        return flat.reshape(len(flat), height, width, channels).permute(0, 3, 1, 2)
 
 
 Step = Conv | MaxPool | Flat
@@ -197,8 +198,9 @@ class Passes:
             for size in sorted(set(sizes)):
                 rows = torch.zeros(size, dtype=torch.int64, device=x.device)
                 logits, values = dry.forward(x, rows)
-                gradient = dry.back(torch.zeros_like(logits), values)
-                self.tools.ends.to_pixels(gradient, self.stem.weight, self.channels)
+                slope = torch.zeros_like(logits)
+                dry.back(slope, values, among=rows.int())
+                self.tools.ends.to_pixels(dry.back(slope, values), self.stem.weight, self.channels)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Logits, which autograd can take back to x."""
@@ -212,12 +214,13 @@ class Passes:
             values.append(step.forward(values, self.tools))
         return pool_forward(values[-1], self.head.weight, self.head.bias), values
 
-    def back(self, slope: Tensor, values: list[Tensor]) -> Tensor:
-        """The gradient before the stem's ReLU, from that of the logits."""
-        gradient = pool_back(slope, self.head.weight, values[-1], masked=True)
+    def back(self, slope: Tensor, values: list[Tensor], among: Tensor | None = None) -> Tensor:
+        """The gradient before the stem's ReLU, from that of the logits; of the images `among` those, where given."""
+        gradient = pool_back(slope, self.head.weight, values[-1], masked=True, among=among)
         brought: Brought = {}
+        tools = self.tools._replace(among=among)
         for place in reversed(range(len(self.steps))):
-            gradient = self.steps[place].back(gradient, values, place, brought, self.tools)
+            gradient = self.steps[place].back(gradient, values, place, brought, tools)
         return gradient
 
 

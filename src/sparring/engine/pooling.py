@@ -44,22 +44,27 @@ def _pool_dense(
 
 @triton.jit
 def _pool_dense_back(
-    gradient,  # (images, classes), fp32
+    gradient,  # (any, classes), fp32
     weight,
-    h,  # (images, area, channels)
-    out,  # as h
+    h,  # (any, area, channels)
+    among,  # (images,): an image's row of both, where CHOSEN
+    out,  # (images, area, channels)
     area,
     channels,
     classes,
     MASKED: tl.constexpr,
+    CHOSEN: tl.constexpr,
     AREA: tl.constexpr,
     BLOCK: tl.constexpr,
     CLASSES: tl.constexpr,
 ):
     """One image: the gradient of the logits back to every place of its area; where MASKED, 0 where h is."""
     image = tl.program_id(0).to(tl.int64)
+    seen = image
+    if CHOSEN:
+        seen = tl.load(among + image).to(tl.int64)
     place, k = tl.arange(0, AREA), tl.arange(0, CLASSES)
-    g = tl.load(gradient + image * classes + k, mask=k < classes, other=0.0)
+    g = tl.load(gradient + seen * classes + k, mask=k < classes, other=0.0)
     for start in range(0, channels, BLOCK):
         c = start + tl.arange(0, BLOCK)
         known = (k < classes)[:, None] & (c < channels)[None, :]
@@ -69,12 +74,25 @@ def _pool_dense_back(
         at = (image * area + place[:, None]) * channels + c[None, :]
         value = tl.broadcast_to(back[None, :], (AREA, BLOCK))
         if MASKED:
-            value = tl.where(tl.load(h + at, mask=here, other=0.0).to(tl.float32) > 0, value, 0.0)
+            was = (seen * area + place[:, None]) * channels + c[None, :]
+            value = tl.where(tl.load(h + was, mask=here, other=0.0).to(tl.float32) > 0, value, 0.0)
         tl.store(out + at, value.to(tl.bfloat16), mask=here)
 
 
 @triton.jit
-def _max_pool(y, g, out, count, height, width, channels, BACK: tl.constexpr, BLOCK: tl.constexpr):
+def _max_pool(
+    y,  # (any, 2 * height, 2 * width, channels)
+    g,  # (images, height, width, channels), where BACK
+    among,  # (images,): an image's row of y, where CHOSEN
+    out,  # as g, or where BACK as y
+    count,
+    height,
+    width,
+    channels,
+    BACK: tl.constexpr,
+    CHOSEN: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """One value for 2x2 pixels; BACK: their gradient g to the first of the largest, if it is positive, else 0."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < count
@@ -82,10 +100,14 @@ def _max_pool(y, g, out, count, height, width, channels, BACK: tl.constexpr, BLO
     column, line = pixel % width, pixel // width  # lines of all images in a row: none has an odd number
     corner = ((2 * line * 2 * width) + 2 * column) * channels + channel
     down = 2 * width * channels
-    a = tl.load(y + corner, mask=inside, other=0.0)
-    b = tl.load(y + corner + channels, mask=inside, other=0.0)
-    c = tl.load(y + corner + down, mask=inside, other=0.0)
-    d = tl.load(y + corner + down + channels, mask=inside, other=0.0)
+    seen = corner
+    if CHOSEN:
+        image = line // height
+        seen += (tl.load(among + image, mask=inside, other=0) - image) * (4 * height * width * channels)
+    a = tl.load(y + seen, mask=inside, other=0.0)
+    b = tl.load(y + seen + channels, mask=inside, other=0.0)
+    c = tl.load(y + seen + down, mask=inside, other=0.0)
+    d = tl.load(y + seen + down + channels, mask=inside, other=0.0)
     a32, b32, c32, d32 = a.to(tl.float32), b.to(tl.float32), c.to(tl.float32), d.to(tl.float32)
     most = tl.maximum(tl.maximum(a32, b32), tl.maximum(c32, d32))
     if BACK:
@@ -113,13 +135,16 @@ def pool_dense(h: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return out
 
 
-def pool_dense_back(gradient: Tensor, weight: Tensor, h: Tensor, *, masked: bool = False) -> Tensor:
-    """The gradient of `pool_dense` at h; where `masked` that before the ReLU which made h."""
-    images, channels, height, width = h.shape
-    out = torch.empty_like(h)
+def pool_dense_back(
+    gradient: Tensor, weight: Tensor, h: Tensor, *, masked: bool = False, among: Tensor | None = None
+) -> Tensor:
+    """The gradient of `pool_dense` at h, or h[among]; where `masked` that before the ReLU which made h."""
+    _, channels, height, width = h.shape
+    out = torch.empty_like(h if among is None else h[: len(among)])
     area = height * width
-    _pool_dense_back[(images,)](
-        *(gradient.contiguous(), weight, h, out, area, channels, len(weight), masked),
+    chosen = h if among is None else among
+    _pool_dense_back[(len(out),)](
+        *(gradient.contiguous(), weight, h, chosen, out, area, channels, len(weight), masked, among is not None),
         *_blocks(area, channels, len(weight)),
         num_warps=8,
     )
@@ -138,19 +163,21 @@ def max_pool(y: Tensor) -> Tensor:
     channels, height, width = y.shape[1:]
     shape = (len(y), channels, height // 2, width // 2)
     out = torch.empty(shape, dtype=y.dtype, device=y.device, memory_format=torch.channels_last)
-    _launch_max_pool(y, y, out, out, back=False)
+    _launch_max_pool(y, y, out, out, None, back=False)
     return out
 
 
-def max_pool_back(g: Tensor, y: Tensor) -> Tensor:
-    """Its gradient at y, before the ReLU which made y."""
-    out = torch.empty_like(y)
-    _launch_max_pool(y, g, out, g, back=True)
+def max_pool_back(g: Tensor, y: Tensor, among: Tensor | None = None) -> Tensor:
+    """Its gradient at y, or at y[among], before the ReLU which made y."""
+    out = torch.empty_like(y[: len(g)])
+    _launch_max_pool(y, g, out, g, among, back=True)
     return out
 
 
-def _launch_max_pool(y: Tensor, g: Tensor, out: Tensor, small: Tensor, *, back: bool) -> None:
+def _launch_max_pool(y: Tensor, g: Tensor, out: Tensor, small: Tensor, among: Tensor | None, *, back: bool) -> None:
     _, channels, height, width = small.shape
     block = 512
     grid = (triton.cdiv(small.numel(), block),)
-    launch(_max_pool, grid, y, g, out, small.numel(), height, width, channels, back, block)
+    chosen = y if among is None else among
+    numbers = (small.numel(), height, width, channels)
+    launch(_max_pool, grid, y, g, chosen, out, *numbers, back, among is not None, block)

@@ -1,7 +1,8 @@
 """PGD-K-tau at the speed of a GPU: the same call as `attacks.friendly_pgd`, with steps captured as CUDA graphs.
 
 One graph per bucket of batch sizes. A step reports how many examples go on before it computes their gradient, so the
-host picks the next bucket while the gradient is still being computed, and the GPU never waits for the host. tau, eps
+host picks the next bucket while the gradient is still being computed, and the GPU never waits for the host, but once:
+the first step in which examples may stop is two graphs, so that nobody computes a gradient for those that do. tau, eps
 and the step size are numbers in memory: a schedule recaptures nothing. Without CUDA the same steps run uncaptured.
 """
 
@@ -81,14 +82,20 @@ class FastWalk:
             bench.natural()
         going = count
         for step in range(steps):
+            # Nobody can stop before step tau, and in it many do: so many that it pays to wait and see who goes on.
+            look = bench.look if step == tau and fitting(self.sizes, going) == self.batch else None
+            if look is not None:
+                going = bench.wait_for(look)
+            if going == 0:
+                break
             size = fitting(self.sizes, going)
-            bench.steps[size]()
             self.launched[size] += 1
-            if tau < steps and step < steps - 1:  # with tau >= K nobody ever stops
-                going = bench.wait()
-                if going == 0:
-                    break
+            if look is not None:
+                bench.go[size]()
+            elif tau <= step < steps - 1:
+                going = bench.wait_for(bench.steps[size])
             else:
+                bench.steps[size]()
                 bench.taken += 1
         active.end()
         return Found(active.x_adv[:count], active.backprops[:count])
@@ -123,12 +130,21 @@ class _Bench:
             size: Captured(lambda size=size: active.step(walk.network, size), walk.pool)  # type: ignore[misc]
             for size in reversed(walk.sizes)
         }
+        passes = active.passes(walk.network)
+        self.look: Captured | None = None
+        if passes is not None:
+            self.look = Captured(lambda: active.look(passes), walk.pool)
+            self.go = {
+                size: Captured(lambda size=size: active.go(passes, size), walk.pool)  # type: ignore[misc]
+                for size in reversed(walk.sizes)
+            }
         if walk.device.type == "cuda":
             torch.cuda.current_stream().synchronize()
         self.taken = int(active.serial.item())  # the captures' own warm-ups count too
 
-    def wait(self) -> int:
-        """The number of examples that go on from the step just launched."""
+    def wait_for(self, work: Captured) -> int:
+        """Launch a step, or the first half of one: the number of examples that go on from it."""
+        work()
         self.taken += 1
         for poll in itertools.count(1):
             serial, count = self.active.read()
