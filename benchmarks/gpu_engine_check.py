@@ -112,34 +112,64 @@ def correctness() -> list[dict]:
     return rows
 
 
-def by_hand() -> list[dict]:
-    """The kernels of conv.py against cuDNN's, both in bf16, both against fp32: relative errors; ms of one step each."""
+def by_hand(name: str, counts: tuple[int, ...]) -> list[dict]:
+    """Passes by hand against autograd through cuDNN's, both in bf16, both against fp32: relative errors."""
     rows = []
-    model, engine, _ = made("resnet18", half=True)
+    model, engine, _ = made(name, half=True)
     print(engine.line, flush=True)
     ours, exact = engine.network.network, fold(model, dtype=torch.float32, fused=False)
     theirs = fold(model, dtype=torch.bfloat16, fused=True)
     assert ours.passes is not None
     theirs.passes = None
-    for count in (1, 8, 16, 24, 32, 40, 56, 64, 80, 128, 250):
+    for count in counts:
         generator = torch.Generator(DEVICE).manual_seed(count)
         x = torch.rand(count, *SHAPE, device=DEVICE, generator=generator)
         slope = torch.randn(count, 10, device=DEVICE, generator=generator)
         found = {}
-        for name, network in (("exact", exact), ("ours", ours), ("theirs", theirs)):
+        for whose, network in (("exact", exact), ("ours", ours), ("theirs", theirs)):
             point = x.clone().requires_grad_()
             logits = network(point)
             (gradient,) = torch.autograd.grad(logits, point, slope)
-            found[name] = logits.detach(), gradient
-        row = {"images": count}
-        for name in ("ours", "theirs"):
+            found[whose] = logits.detach(), gradient
+        row = {"model": name, "images": count}
+        for whose in ("ours", "theirs"):
             for what, place in (("logits", 0), ("gradient", 1)):
-                off = found[name][place] - found["exact"][place]
-                row[f"{name}_{what}"] = float(off.norm() / found["exact"][place].norm())
+                off = found[whose][place] - found["exact"][place]
+                row[f"{whose}_{what}"] = float(off.norm() / found["exact"][place].norm())
         again = ours(x)
         row["repeatable"] = bool(torch.equal(again, ours(x)))
         rows.append(row)
-        print({key: round(value, 4) for key, value in row.items()}, flush=True)
+        print(name, {key: round(value, 4) for key, value in row.items() if key != "model"}, flush=True)
+    return rows
+
+
+def halves(name: str) -> list[dict]:
+    """Attacks in bf16 whose step with most stops is two halves, against the same with whole steps: how much is equal.
+
+    At the other steps rounding differs, for the sums of fewer images are cut another way.
+    """
+    model, engine, _ = made(name, half=True)
+    x, y = batch(model, seed=1, wrong=0.4)
+    rows = []
+    for tau, count, size in ((0, BATCH, 0.0005), (2, BATCH, 0.0005), (0, 120, 0.0005), (0, 77, 0.0005)):
+        given = setting(tau=tau, step_size=size)
+        found = []
+        for whole in (False, True):
+            if engine.walk.made:
+                (bench,) = engine.walk.made.values()
+                kept, bench.look = bench.look, None if whole else bench.look
+            got = engine.walk(model, x[:count], y[:count], generator=torch.Generator(DEVICE).manual_seed(3), **given)
+            (bench,) = engine.walk.made.values()
+            assert whole or bench.look is not None
+            found.append((got.x_adv.clone(), got.backprops.clone()))
+            bench.look = kept if whole else bench.look
+        (x_adv, backprops), (their_x_adv, their_backprops) = found
+        row = {"model": name, "tau": tau, "count": count, "mean_bps": their_backprops.double().mean().item()}
+        row["bps_equal"] = (backprops == their_backprops).double().mean().item()
+        row["pixels_equal"] = ((x_adv - their_x_adv).abs() < 1e-6).double().mean().item()
+        row["stopped_equal"] = bool(torch.equal(x_adv[their_backprops <= tau], their_x_adv[their_backprops <= tau]))
+        rows.append(row)
+        print(row, flush=True)
     return rows
 
 
@@ -217,7 +247,9 @@ if __name__ == "__main__":
     torch._logging.set_logs(all=50)
     found = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "command": " ".join(sys.argv)}
     found["updates"] = updates()
-    found["by_hand"] = by_hand()
+    found["by_hand"] = by_hand("resnet18", (1, 8, 16, 24, 32, 40, 56, 64, 80, 128, 250))
+    found["by_hand"] += by_hand("wrn-34-10", (1, 8, 40, 128))
+    found["halves"] = [row for name in ("resnet18", "small_cnn", "wrn-34-10") for row in halves(name)]
     found["replayed"] = replayed()
     found["correctness"] = correctness()
     with open(sys.argv[1], "w") as file:  # noqa: PTH123

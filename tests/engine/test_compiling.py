@@ -13,7 +13,7 @@ pytest.importorskip("triton", reason="the kernels need Triton, which pip install
 
 import triton
 
-from sparring.engine import conv, ends, fused, fusing, norm, pooling, reading
+from sparring.engine import conv, ends, fused, fusing, norm, pointwise, pooling, reading, wide
 from sparring.engine.compiling import compiling, launch
 from sparring.engine.fold import fold
 from sparring.models import build
@@ -51,6 +51,23 @@ def test_a_kernel_runs_unless_it_is_only_to_be_compiled(old, monkeypatch):
     assert kernel.ran == {(1,), (3,)} and kernel.compiled == {(2, ("warps", 4))}
 
 
+@pytest.mark.parametrize("name", ["wrn-16-2", "wrn-10-1"])
+def test_what_lies_between_convolutions_was_compiled_before(name, monkeypatch):
+    for found in ("kernels_for", "pointwise_for"):
+        monkeypatch.setattr(wide, found, lambda device: pointwise)
+    kernels = {"_norm_relu": Kernel(), "_norm_relu_back": Kernel()}
+    for kernel in kernels:
+        monkeypatch.setattr(pointwise, kernel, kernels[kernel])
+    monkeypatch.setattr(pointwise, "_relu_back", Kernel())
+    by_hand = fold(build(name, num_classes=10).eval(), dtype=torch.float32, fused=True).passes
+    by_hand.compile_for((8,), (3, 8, 8))
+    logits, values = by_hand.forward(torch.rand(4, 3, 8, 8), torch.arange(4))
+    for among in (None, torch.zeros(2, dtype=torch.int32)):
+        by_hand.back(torch.zeros_like(logits), values, among)
+    for kernel, flags in ((kernels["_norm_relu"], 4), (kernels["_norm_relu_back"], 5)):  # behind the number of pixels
+        assert {given[-flags:] for given in kernel.compiled} == {given[-flags:] for given in kernel.ran} != set()
+
+
 LAUNCHED = ((conv, "_conv"), (ends, "_stem"), (ends, "_taps"), (ends, "_to_pixels"), (pooling, "_max_pool"))
 
 
@@ -64,7 +81,7 @@ def test_what_a_step_launches_was_compiled_before(name, monkeypatch):
     by_hand = fold(build(name, num_classes=10).eval(), dtype=torch.bfloat16, fused=True).passes
     cudnn = []
     monkeypatch.setattr(fused.F, "conv2d", lambda *args, **kwargs: cudnn.append("forward"))
-    monkeypatch.setattr(fused, "_input_gradient", lambda *args: cudnn.append("back"))
+    monkeypatch.setattr(fused, "input_gradient", lambda *args: cudnn.append("back"))
     by_hand.compile_for((8, 32, 8), (3, 32, 32))
     assert not cudnn and not any(kernel.ran for kernel in kernels.values())
     monkeypatch.undo()
@@ -108,19 +125,26 @@ driver.set_active(SimpleNamespace(
     get_current_stream=lambda device=None: 0,
     get_current_target=lambda: GPUTarget("cuda", 90, 32),
 ))
-from sparring.engine import conv, ends, fusing, norm, pooling, reading
+from sparring.engine import conv, ends, fusing, norm, pointwise, pooling, reading, wide
 from sparring.engine.fold import fold
 from sparring.models import build
 reading.convolutions_for = lambda device: (conv, ends, pooling)
 by_hand = fold(build("resnet18", num_classes=10).eval(), dtype=torch.bfloat16, fused=True).passes
 by_hand.compile_for((8, 128), (3, 32, 32))
+wide.kernels_for = wide.pointwise_for = lambda device: pointwise
+fold(build("wrn-16-2", num_classes=10).eval(), dtype=torch.bfloat16, fused=True).passes.compile_for((8,), (3, 32, 32))
+x, among = torch.empty(2, 64, 4, 4, dtype=torch.bfloat16), torch.zeros(2, dtype=torch.int32)
+for more, chosen in ((True, False), (False, True)):
+    pointwise._relu_back.warmup(x, x, x, among if chosen else x, x, 1024, more, chosen, 1024, grid=(1, 2))
+pointwise._scale.warmup(torch.zeros(1, 7, dtype=torch.int64), torch.zeros(1), True, 256, grid=(1,))
 trained = build("small_cnn", num_classes=10).to(torch.bfloat16, memory_format=torch.channels_last).train()
 for layer in trained.modules():
     if isinstance(layer, torch.nn.BatchNorm2d):
         layer.float()
 fusing.compile_for(fusing.fuse(trained, norm, pooling), torch.rand(8, 3, 32, 32).bfloat16())
 batch_norm = (norm._statistics, norm._apply, norm._back_sums, norm._back_apply)
-for kernel in (conv._conv, ends._stem, ends._taps, ends._to_pixels, *batch_norm, pooling._max_pool):
+between = (pointwise._relu_back, pointwise._norm_relu, pointwise._norm_relu_back, pointwise._scale)
+for kernel in (conv._conv, ends._stem, ends._taps, ends._to_pixels, *batch_norm, pooling._max_pool, *between):
     assert kernel.device_caches[0][0], kernel
     for made in kernel.device_caches[0][0].values():
         assert made.asm["cubin"], kernel

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -17,6 +15,7 @@ from sparring.attacks import friendly_pgd
 from sparring.engine import conv, fused, kernels, pointwise, pooling
 from sparring.engine.active import ActiveSet
 from sparring.engine.buckets import fitting
+from sparring.engine.byhand import ByHand
 from sparring.engine.conv import Tiling
 from sparring.engine.walk import FastWalk
 from sparring.models import build
@@ -119,15 +118,13 @@ def test_two_halves_are_a_step(folded):
     assert not torch.equal(parts.x_adv[1], x[1])
 
 
-class ByHand:
-    """A network of one hidden layer, both ways: what the engine asks of passes.Passes, in torch."""
+class OneHidden(ByHand):
+    """A network of one hidden layer, both ways, in torch."""
 
     def __init__(self, seed):
         draw = torch.Generator().manual_seed(seed)
         self.inner = torch.randn(HIDDEN, PIXELS, generator=draw)
         self.outer = torch.randn(CLASSES, HIDDEN, generator=draw)
-        self.stem = SimpleNamespace(weight=self.inner)
-        self.tools = SimpleNamespace(ends=SimpleNamespace(move_pixels=self.move))
         self.passes = self
         self.looked = []  # how many came back from a look at how many
 
@@ -148,8 +145,17 @@ class ByHand:
             slope, hidden = slope[among], hidden[among]
         return (slope @ self.outer * (hidden > 0)) @ self.inner
 
-    def move(self, gradient, weight, x_adv, x, target, kicks, numbers, step_index, *, project):
+    def to_pixels(self, gradient):
+        return gradient.reshape(-1, *SHAPE)
+
+    def move(self, gradient, x_adv, x, target, kicks, numbers, step_index, *, project):
         kernels.move(x_adv, x, kicks, gradient, target, numbers, step_index, project=project)
+
+    def refresh(self):
+        pass
+
+    def compile_for(self, sizes, shape):
+        pass
 
 
 @settings(max_examples=40, deadline=None)
@@ -161,7 +167,7 @@ class ByHand:
     loss=st.sampled_from(["ce", "kl"]),
 )
 def test_a_whole_attack_in_which_all_look_before_some_go(seed, count, tau, every, loss):
-    network = ByHand(seed)
+    network = OneHidden(seed)
     draw = torch.Generator().manual_seed(seed)
     x = torch.rand(count, *SHAPE, generator=draw)
     y = network(x).argmax(dim=1)

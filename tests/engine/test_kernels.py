@@ -201,7 +201,8 @@ def test_all_convolutions_fold_in_one_launch(monkeypatch, made, loans):
     for unit in units:
         unit.weight.zero_()
         unit.bias.zero_()
-    monkeypatch.setattr(importlib.import_module("sparring.engine.fold"), "kernels_for", lambda device: kernels)
+    for name, module in (("kernels_for", kernels), ("pointwise_for", pointwise)):
+        monkeypatch.setattr(importlib.import_module("sparring.engine.fold"), name, lambda device, module=module: module)
     monkeypatch.setattr(kernels, "_BLOCK", 8192)  # the interpreter is slow at loops
     folded.at_once = None
     for _ in range(2):  # a bias that is lent is added once, however often

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from torch import nn
@@ -19,8 +17,6 @@ class Double:
 
     def __init__(self, weight):
         self.weight, self.sizes, self.fixed, self.most = weight, [], {}, 100
-        self.stem = SimpleNamespace(weight=weight)
-        self.tools = SimpleNamespace(ends=SimpleNamespace(to_pixels=self.to_pixels))
 
     def takes(self, x, images=0):
         return x.dtype == torch.float32 and (images or len(x)) <= self.most
@@ -37,8 +33,8 @@ class Double:
     def back(self, slope, values):
         return 2 * values[0] * slope
 
-    def to_pixels(self, gradient, weight, channels):
-        return self.place("pixels", (gradient @ weight.T).reshape(-1, *PIXELS))
+    def to_pixels(self, gradient):
+        return self.place("pixels", (gradient @ self.weight.T).reshape(-1, *PIXELS))
 
 
 class Network(nn.Module):

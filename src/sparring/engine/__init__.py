@@ -97,10 +97,10 @@ def prepare(
         sizes = (*range(32, batch, 32), batch)
         network = Replayed(folded, sizes=sizes, kept=len(sizes))
     if folded is not None and half and cuda and folded.pointwise:
-        # Measured on an H200, batch 128: the compiler gains where batch-norm stands alone (WRN-34-10 7.6 against 9.1 ms
-        # a step); elsewhere it gains 2 % (ResNet-18 1.06 against 1.08) and is not worth its start. Only the walk has
-        # it, which calls it in captures alone.
-        walked = Parted(torch.compile(folded, dynamic=True), device)
+        # Measured on an H200, batch 128: where batch-norm stands alone and no passes are known, the compiler gains
+        # (WRN-34-10 7.6 against 9.1 ms a step); elsewhere it gains 2 % (ResNet-18 1.06 against 1.08) and is not worth
+        # its start. Only the walk has it, which calls it in captures alone.
+        walked = Parted(torch.compile(folded, dynamic=True) if folded.passes is None else folded, device)
 
     def after() -> None:
         if folded is not None:

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from sparring import losses, threat
+from sparring.engine.byhand import ByHand
 from sparring.engine.fused import kernels_for
 from sparring.engine.graphs import Beside
 from sparring.engine.parts import Network, Parted, ahead
-from sparring.engine.passes import Passes
 
 
 class ActiveSet:
@@ -118,16 +118,16 @@ class ActiveSet:
         """All steps of the batch are launched: the next one's random numbers may be drawn behind them."""
         self.draws.read()
 
-    def passes(self, network: Network) -> Passes | None:
+    def passes(self, network: Network) -> ByHand | None:
         """The network by hand, where it can be."""
-        found: Passes | None = getattr(network, "passes", None)
+        found: ByHand | None = getattr(network, "passes", None)
         return found if found is not None and self.kernels is not None and found.takes(self.x) else None
 
     def step(self, network: Network, size: int) -> None:
         """One step of the first `size` rows: check, report and compact, then gradient and move."""
         rows = self.rows[:size]
         passes = self.passes(network)
-        if passes is not None:
+        if passes is not None and not isinstance(network, Parted):
             self._step_by_hand(passes, rows)
             return
         point = self.x_adv[rows]
@@ -145,25 +145,25 @@ class ActiveSet:
             moving = (self.x_adv, self.x, self.kicks, gradient, self.target, self.numbers, self.step_index)
             self.kernels.move(*moving, project=self.project)
 
-    def _step_by_hand(self, passes: Passes, rows: Tensor) -> None:
+    def _step_by_hand(self, passes: ByHand, rows: Tensor) -> None:
         """The same with a network whose first kernel gathers the rows and whose last one moves them."""
         logits, values = passes.forward(self.x_adv, rows)
         gradient = passes.back(self._judge_and_compact(logits, rows), values)
         self._move_by_hand(passes, gradient, self.target)
 
-    def look(self, passes: Passes) -> None:
+    def look(self, passes: ByHand) -> None:
         """The first half of a step, for all rows: check, report and compact."""
         logits, values = passes.forward(self.x_adv, self.rows[: self.batch])
         self.seen = self._judge_and_compact(logits, self.rows[: self.batch]), values
 
-    def go(self, passes: Passes, size: int) -> None:
+    def go(self, passes: ByHand, size: int) -> None:
         """The second half: gradient and move of the first `size` of those that go on."""
         gradient = passes.back(*self.seen, among=self.slots[:size])
         self._move_by_hand(passes, gradient, self.rows[:size])
 
-    def _move_by_hand(self, passes: Passes, gradient: Tensor, target: Tensor) -> None:
+    def _move_by_hand(self, passes: ByHand, gradient: Tensor, target: Tensor) -> None:
         walk = (self.x_adv, self.x, target, self.kicks, self.numbers, self.step_index)
-        passes.tools.ends.move_pixels(gradient, passes.stem.weight, *walk, project=self.project)
+        passes.move(gradient, *walk, project=self.project)
 
     def _judge_and_compact(self, logits: Tensor, rows: Tensor) -> Tensor:
         """`_judge` and `_compact` in two launches."""

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, fx, nn
 
 from sparring.attacks.setting import quiet
-from sparring.engine.fused import kernels_for
-from sparring.engine.passes import Passes
-from sparring.engine.reading import plan
+from sparring.engine import reading, wide
+from sparring.engine.byhand import ByHand
+from sparring.engine.fused import kernels_for, pointwise_for
 from sparring.engine.tracing import (
     Tracer,
     add_here,
@@ -45,7 +45,7 @@ class Folded(nn.Module):
         self.of = (model,)
         self.at_once: tuple[Callable[[], None], set[Unit]] | None = None
         self.loans: list[tuple[ConvUnit, ConvUnit]] = []  # (who adds, who lends its bias)
-        self.passes: Passes | None = None  # the same by hand, where it can be
+        self.passes: ByHand | None = None  # the same by hand, where it can be
         self.dtype = torch.float32  # of weights and activations
 
     @property
@@ -69,11 +69,20 @@ class Folded(nn.Module):
 
     def _most_at_once(self) -> tuple[Callable[[], None], set[Unit]]:
         """Work that refreshes many units in one launch, and which; nothing and none where that cannot be."""
-        those = [unit for unit in self.units if isinstance(unit, ConvUnit) and unit.in_a_row]
-        kernels = kernels_for(those[0].weight.device) if those else None
-        if kernels is None:
+        convolutions = [unit for unit in self.units if isinstance(unit, ConvUnit) and unit.in_a_row]
+        norms = [unit for unit in self.units if isinstance(unit, ScaleShift) and unit.in_a_row]
+        device = next(iter(self.buffers())).device
+        kernels, pointwise = kernels_for(device), pointwise_for(device)
+        if kernels is None or pointwise is None:
             return (lambda: None), set()
-        return kernels.FoldAll([unit.addresses() for unit in those]), set(those)
+        works = [kernels.FoldAll([unit.addresses() for unit in convolutions])] if convolutions else []
+        works += [pointwise.ScaleAll([unit.addresses() for unit in norms])] if norms else []
+
+        def most() -> None:
+            for work in works:
+                work()
+
+        return most, {*convolutions, *norms}
 
     def forward(self, x: Tensor) -> Tensor:
         """Pixels to logits."""
@@ -128,11 +137,14 @@ def fold(model: nn.Module, *, dtype: torch.dtype, fused: bool) -> Folded | None:
         else:  # pooling, normalisation of pixels: a copy, for its mode is not to follow the model's
             become(graph, node, copy.deepcopy(module))
     loans = [loan for node in graph.graph.nodes if (loan := _lend(graph, node)) is not None]
-    passes = None
-    if fused and not any(isinstance(unit, ScaleShift) for unit in units):  # else a compiler sees to it
+    passes: ByHand | None = None
+    device = next(model.parameters()).device
+    if fused and any(isinstance(unit, ScaleShift) for unit in units):
+        passes = wide.plan(graph, device)
+    elif fused:
         for node in list(graph.graph.nodes):
             _pool(graph, node)
-        passes = plan(graph, next(model.parameters()).device)
+        passes = reading.plan(graph, device)
     for node in list(graph.graph.nodes):
         _fork(graph, node)
     graph.graph.lint()

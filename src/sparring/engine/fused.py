@@ -146,7 +146,7 @@ class _ConvReLU(torch.autograd.Function):
         x, w, y = ctx.saved_tensors
         stride, padding = ctx.conv
         gradient = _relu_back(*gradients, y=y)
-        of_x = _input_gradient(gradient, x, w, stride, padding)
+        of_x = input_gradient(gradient, x, w, stride, padding)
         return of_x, gradient if ctx.added else None, None, None, None, None, None
 
 
@@ -170,11 +170,12 @@ def back_to(
     among: Tensor | None = None,
 ) -> Tensor:
     """The gradient at a convolution's input y, or y[among], [+ other], before the ReLU which made y."""
-    of_y = _input_gradient(gradient, y[: len(gradient)], w, stride, padding)
+    of_y = input_gradient(gradient, y[: len(gradient)], w, stride, padding)
     return _relu_back(of_y, *(() if other is None else (other,)), y=y, among=among)
 
 
-def _input_gradient(gradient: Tensor, x: Tensor, w: Tensor, stride: Any, padding: Any) -> Tensor:
+def input_gradient(gradient: Tensor, x: Tensor, w: Tensor, stride: Any, padding: Any) -> Tensor:
+    """The gradient at a convolution's input, which lies like x."""
     only_input = [True, False, False]
     of_x: Tensor = torch.ops.aten.convolution_backward(
         gradient, x, w, None, stride, padding, (1, 1), False, (0, 0), 1, only_input

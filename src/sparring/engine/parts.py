@@ -47,6 +47,7 @@ class Parted:
 
     def __init__(self, network: Network, device: torch.device, cuts: dict[int, tuple[int, ...]] | None = None) -> None:
         self.network, self.cuts = network, CUTS if cuts is None else cuts
+        self.passes = getattr(network, "passes", None)  # the whole by hand, for those who do not want parts
         most = max((len(cut) for cut in self.cuts.values()), default=1)
         cuda = device.type == "cuda"
         self.tuned: set[tuple[int, ...]] = set()  # cuDNN times its kernels at first, and nobody is to disturb it

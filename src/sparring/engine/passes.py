@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from sparring.engine.byhand import ByHand
 from sparring.engine.fused import back_to, conv_forward, pool_back, pool_forward
 from sparring.engine.units import ConvUnit, Dense
 
@@ -147,8 +148,8 @@ class Flat:
 Step = Conv | MaxPool | Flat
 
 
-class Passes:
-    """Pixels to logits, and a gradient of the logits back to the pixels. For one stream at a time."""
+class Passes(ByHand):
+    """A chain of steps behind a first convolution. For one stream at a time."""
 
     def __init__(
         self,
@@ -200,12 +201,7 @@ class Passes:
                 logits, values = dry.forward(x, rows)
                 slope = torch.zeros_like(logits)
                 dry.back(slope, values, among=rows.int())
-                self.tools.ends.to_pixels(dry.back(slope, values), self.stem.weight, self.channels)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Logits, which autograd can take back to x."""
-        logits: Tensor = _Both.apply(x, self)  # type: ignore[no-untyped-call]
-        return logits
+                self.to_pixels(dry.back(slope, values))
 
     def forward(self, x: Tensor, rows: Tensor) -> tuple[Tensor, list[Tensor]]:
         """The logits of x[rows], and all values."""
@@ -223,6 +219,15 @@ class Passes:
             gradient = self.steps[place].back(gradient, values, place, brought, tools)
         return gradient
 
+    def to_pixels(self, gradient: Tensor) -> Tensor:
+        """The gradient at the pixels, in fp32."""
+        pixels: Tensor = self.tools.ends.to_pixels(gradient, self.stem.weight, self.channels)
+        return pixels
+
+    def move(self, gradient: Tensor, *walk: Any, project: bool) -> None:
+        """The step along the sign of that gradient."""
+        self.tools.ends.move_pixels(gradient, self.stem.weight, *walk, project=project)
+
 
 def _like_forward(x: Tensor, z: Tensor | None, weight: Tensor, bias: Tensor, stride: Any, padding: Any) -> Tensor:
     """An image of the shape that the convolution would give."""
@@ -238,20 +243,3 @@ def _like_back(y: Tensor, *given: Any) -> Tensor:
 def _more(added: Tensor | None, shortcut: Filter | None) -> dict[str, Any]:
     """What a kernel adds: an image as it is, or a 1x1 convolution of it."""
     return {"z": added} if shortcut is None else {"shortcut": (added, shortcut.weight, shortcut.stride[0])}
-
-
-class _Both(torch.autograd.Function):
-    """For those who differentiate by autograd."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, passes: Passes) -> Tensor:
-        logits, values = passes.forward(x.contiguous(), torch.arange(len(x), device=x.device))
-        if ctx.needs_input_grad[0]:
-            ctx.passes, ctx.values, ctx.channels = passes, values, x.shape[1]
-        return logits
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        passes = ctx.passes
-        gradient = passes.back(gradients[0].contiguous(), ctx.values)
-        return passes.tools.ends.to_pixels(gradient, passes.stem.weight, ctx.channels), None

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from sparring.engine.buckets import fitting
+from sparring.engine.byhand import ByHand
 from sparring.engine.fold import Folded
 from sparring.engine.graphs import Captured
-from sparring.engine.passes import Passes
 
 SIZES = (*range(32, 257, 32), *range(320, 1025, 64))  # more images keep a GPU busy without this
 _PATIENCE = 3  # calls of a size before it is worth a capture
@@ -48,7 +48,7 @@ class Replayed(nn.Module):
         logits: Tensor = _Replay.apply(x, pair)  # type: ignore[no-untyped-call]
         return logits
 
-    def _pair(self, passes: Passes, shape: tuple[int, ...], device: torch.device) -> _Pair | None:
+    def _pair(self, passes: ByHand, shape: tuple[int, ...], device: torch.device) -> _Pair | None:
         """The captured passes; none where there is no memory for them."""
         pair = self.made.pop(shape, None)
         try:
@@ -71,7 +71,7 @@ class _Pair:
     logits: Tensor
     gradient: Tensor
 
-    def __init__(self, passes: Passes, shape: tuple[int, ...], device: torch.device) -> None:
+    def __init__(self, passes: ByHand, shape: tuple[int, ...], device: torch.device) -> None:
         self.x = torch.zeros(shape, device=device)
         self.rows = torch.arange(len(self.x), device=device)
         self.serial = 0  # of the images that the values belong to
@@ -82,8 +82,7 @@ class _Pair:
             self.logits, self.values = passes.forward(self.x, self.rows)
 
         def back() -> None:
-            gradient = passes.back(self.slope, self.values)
-            self.gradient = passes.tools.ends.to_pixels(gradient, passes.stem.weight, self.x.shape[1])
+            self.gradient = passes.to_pixels(passes.back(self.slope, self.values))
 
         self.there = Captured(there, pool)
         self.there()

@@ -129,6 +129,19 @@ class ScaleShift(nn.Module):
         self.scale.copy_(scale.reshape(self.scale.shape))
         self.shift.copy_(shift.reshape(self.shift.shape))
 
+    @property
+    def in_a_row(self) -> bool:
+        """Whether `pointwise.ScaleAll` can do that, for many in one launch."""
+        (norm,) = self.source
+        return norm.affine and norm.weight.dtype == torch.float32 and self.scale.dtype != torch.float64
+
+    def addresses(self) -> tuple[list[Tensor], float]:
+        """What it reads and writes."""
+        (norm,) = self.source
+        assert norm.running_mean is not None and norm.running_var is not None
+        read = [norm.running_mean, norm.running_var, norm.weight.detach(), norm.bias.detach()]
+        return [*read, self.scale, self.shift], norm.eps
+
     def forward(self, x: Tensor) -> Tensor:
         """x * scale + shift."""
         return torch.addcmul(self.shift, x.to(self.scale.dtype), self.scale)

@@ -1,0 +1,251 @@
+"""A folded wide ResNet forward and back by hand.
+
+Its blocks begin with a batch-norm, which no convolution can take into itself. What lies between two convolutions is one
+launch here (pointwise.py): the sum of a block with the batch-norm and ReLU of the next; back, the mask, the scale and
+the gradient that the shortcut brings. The convolutions are cuDNN's. `plan` reads such a network from its graph; to any
+other it says None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+from sparring.engine.byhand import ByHand
+from sparring.engine.fused import (
+    back_to,
+    conv_forward,
+    input_gradient,
+    kernels_for,
+    pointwise_for,
+    pool_back,
+    pool_forward,
+    split_in_one,
+)
+from sparring.engine.tracing import is_add, is_relu, module_of, only_user
+from sparring.engine.units import ConvUnit, Dense, ScaleShift
+
+
+class Block(NamedTuple):
+    """two(one(o)) + the sum before it, or + shortcut(o); o = relu(norm(the sum before)). `one` ends in a ReLU.
+
+    The first one's norm may be part of the stem, which then ends in a ReLU, too.
+    """
+
+    norm: ScaleShift | None
+    one: ConvUnit
+    two: ConvUnit
+    shortcut: ConvUnit | None
+
+
+class WidePasses(ByHand):
+    """Pixels to logits, and back."""
+
+    def __init__(
+        self, stem: ConvUnit, blocks: list[Block], norm: ScaleShift, head: Dense, tools: tuple[ModuleType, ModuleType]
+    ) -> None:
+        self.stem, self.blocks, self.head = stem, blocks, head
+        self.norms, self.last = [*(block.norm for block in blocks), norm], norm
+        self.kernels, self.pointwise = tools
+        self.channels = stem.inputs if stem.split else stem.weight.shape[1]
+
+    def refresh(self) -> None:
+        """The units are used as they are."""
+
+    def takes(self, x: Tensor, images: int = 0) -> bool:
+        """Whether these are fp32 images, and no more than a launch can count."""
+        return x.dtype == torch.float32 and x.ndim == 4 and x.shape[1] == self.channels and (images or len(x)) < 2**16
+
+    def compile_for(self, sizes: Iterable[int], shape: Iterable[int]) -> None:
+        """Have our kernels compiled side by side; they are the same for all sizes."""
+        from sparring.engine.compiling import compiling  # needs Triton, as all kernels do
+
+        with compiling():
+            for place, norm in enumerate(self.norms):
+                if norm is None:
+                    continue
+                block = self.blocks[place] if place < len(self.blocks) else None
+                ends, identity = block is None, block is not None and block.shortcut is None
+                x = torch.empty((1, norm.scale.numel(), 2, 2), dtype=norm.scale.dtype, device=norm.scale.device)
+                self.pointwise.norm_relu(x, x if place else None, norm.scale, norm.shift, kept=place > 0 and identity)
+                for among in (None, torch.zeros(1, dtype=torch.int32, device=x.device)):
+                    more, other = (None if ends or identity else x), (x if identity else None)
+                    self.pointwise.norm_relu_back(x, more, x, norm.scale, other=other, among=among)
+
+    def forward(self, x: Tensor, rows: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """The logits of x[rows]; of each block what its two convolutions read, and what the head reads."""
+        pixels, stem = x[rows], self.stem
+        pixels = split_in_one(pixels, stem.weight.shape[1]) if stem.split else pixels
+        total = conv_forward(pixels, None, *_how(stem)) if stem.relu else _conv(pixels, stem)
+        o = total if stem.relu else self._norm(0, total, None, kept=False)
+        values = []
+        for place, (_, one, two, shortcut) in enumerate(self.blocks):
+            y = conv_forward(o, None, *_how(one))
+            values += [o, y]
+            added, total = total if shortcut is None else _conv(o, shortcut), _conv(y, two)
+            after = self.blocks[place + 1] if place + 1 < len(self.blocks) else None
+            o = self._norm(place + 1, total, added, kept=after is not None and after.shortcut is None)
+        return pool_forward(o, self.head.weight, self.head.bias), [*values, o]
+
+    def _norm(self, place: int, total: Tensor, added: Tensor | None, *, kept: bool) -> Tensor:
+        norm = self.norms[place]
+        assert norm is not None
+        o: Tensor = self.pointwise.norm_relu(total, added, norm.scale, norm.shift, kept=kept)
+        return o
+
+    def back(self, slope: Tensor, values: list[Tensor], among: Tensor | None = None) -> Tensor:
+        """The gradient at the stem's sums."""
+        back = self.pointwise.norm_relu_back
+        *read, last = values
+        of_o = pool_back(slope, self.head.weight, last, among=among).contiguous(memory_format=torch.channels_last)
+        total: Tensor = back(of_o, None, last, self.last.scale, among=among)
+        for place, (norm, one, two, shortcut) in reversed(list(enumerate(self.blocks))):
+            o, y = read[2 * place : 2 * place + 2]
+            of_one = back_to(y, total, two.weight, two.stride, two.padding, None, among)
+            like = o[: len(total)]
+            of_o, more = input_gradient(of_one, like, one.weight, one.stride, one.padding), None
+            if shortcut is not None:
+                more = input_gradient(total, like, shortcut.weight, shortcut.stride, shortcut.padding)
+            if norm is None:
+                total = self.pointwise.relu_back(of_o, more, o, among)
+            else:
+                total = back(of_o, more, o, norm.scale, other=total if shortcut is None else None, among=among)
+        return total
+
+    def to_pixels(self, gradient: Tensor) -> Tensor:
+        """The gradient at the pixels, in fp32."""
+        weight, (images, _, height, width) = self.stem.weight, gradient.shape
+        shape = (images, weight.shape[1], height, width)
+        like = torch.empty(
+            shape, dtype=gradient.dtype, device=gradient.device, memory_format=torch.channels_last
+        )  # for its shape
+        pixels = input_gradient(gradient, like, weight, self.stem.stride, self.stem.padding)
+        return pixels[:, : self.channels].float().contiguous()
+
+    def move(self, gradient: Tensor, *walk: Any, project: bool) -> None:
+        """The step along the sign of that gradient."""
+        x_adv, x, target, kicks, *numbers = walk
+        self.kernels.move(x_adv, x, kicks, self.to_pixels(gradient), target, *numbers, project=project)
+
+
+def _how(unit: ConvUnit) -> tuple[Any, ...]:
+    return unit.weight, unit.bias, unit.stride, unit.padding
+
+
+def _conv(x: Tensor, unit: ConvUnit) -> Tensor:
+    return F.conv2d(x, unit.weight, None, unit.stride, unit.padding)
+
+
+def plan(graph: fx.GraphModule, device: torch.device) -> WidePasses | None:
+    """How to run a folded graph by hand, or None where it is anything but a wide ResNet."""
+    kernels, pointwise = kernels_for(device), pointwise_for(device)
+    if kernels is None or pointwise is None:
+        return None
+    try:
+        return WidePasses(*_read(graph), (kernels, pointwise))
+    except _Unknown:
+        return None
+
+
+class _Unknown(Exception):
+    """Something that is not known here."""
+
+
+def _read(graph: fx.GraphModule) -> tuple[ConvUnit, list[Block], ScaleShift, Dense]:
+    """The parts of a wide ResNet, in their order. Every node is one of them."""
+    seen = 0  # nodes
+
+    def behind(node: fx.Node, kind: type, readers: int = 1) -> tuple[fx.Node, Any]:
+        """The one of a node's readers that is of this kind, and its module."""
+        nonlocal seen
+        found = [reader for reader in node.users if isinstance(module_of(graph, reader), kind)]
+        _must(len(found) == 1 and len(node.users) == readers)
+        seen += 1
+        return found[0], module_of(graph, found[0])
+
+    (node,) = (node for node in graph.graph.nodes if node.op == "placeholder")
+    while isinstance(module_of(graph, only_user(node)), nn.Identity):
+        node, seen = _after(node), seen + 1
+    total, stem = behind(node, ConvUnit)
+    _must(_bare(stem, 3) or (stem.fused and stem.relu and _square(stem, 3)))
+    _must(tuple(stem.stride) == (1, 1) and len(total.args) == 1)
+    blocks: list[Block] = []
+    while True:
+        norm, relu = None, total  # as it is where the stem ends in a ReLU
+        identity = (bool(blocks) or not stem.relu) and len(total.users) == 2
+        if blocks or not stem.relu:
+            at, norm = behind(total, ScaleShift, len(total.users))
+            relu, seen = _after(at), seen + 1
+            _must(is_relu(graph, relu))
+        if norm is not None and any(reader.op == "call_method" for reader in relu.users):
+            # The nodes that are not counted: the pixels, the mean, the linear layer, the output.
+            _must(len(total.users) == 1 and seen + 4 == len(graph.graph.nodes))
+            return stem, blocks, norm, _head(graph, relu)
+        shortcut, there = None, total
+        convolutions = {reader: module_of(graph, reader) for reader in relu.users}
+        _must(len(convolutions) == (1 if identity else 2))
+        if not identity:
+            bare = [reader for reader, unit in convolutions.items() if _bare(unit, 1)]
+            _must(len(bare) == 1 and only_user(bare[0]) is not None)
+            there, shortcut, seen = bare[0], convolutions.pop(bare[0]), seen + 1
+        ((one_at, one),) = convolutions.items()
+        two_at, two = behind(one_at, ConvUnit)
+        _must(isinstance(one, ConvUnit) and one.fused and one.relu and _square(one, 3) and len(one_at.args) == 1)
+        _must(_bare(two, 3) and tuple(two.stride) == (1, 1))
+        added, seen = _after(two_at), seen + 2
+        _must(is_add(added) and set(added.args) == {two_at, there})
+        block = Block(norm, one, two, shortcut)  # type: ignore[arg-type]
+        _must(_adds_up(block))
+        blocks.append(block)
+        total = added
+
+
+def _adds_up(block: Block) -> bool:
+    """Whether what is added has the shape of what it is added to: torch would stretch it."""
+    if block.shortcut is None:
+        assert block.norm is not None
+        return tuple(block.one.stride) == (1, 1) and block.norm.scale.numel() == len(block.two.weight)
+    same = tuple(block.one.stride) == tuple(block.shortcut.stride)
+    return same and len(block.shortcut.weight) == len(block.two.weight)
+
+
+def _head(graph: fx.GraphModule, relu: fx.Node) -> Dense:
+    mean = _after(relu)
+    _must(mean.target == "mean" and not mean.kwargs and tuple(mean.args[1:]) in (((2, 3),), ([2, 3],), (2, 3)))
+    last = _after(mean)
+    head = module_of(graph, last)
+    _must(_after(last).op == "output")
+    if not isinstance(head, Dense):
+        raise _Unknown
+    return head
+
+
+def _after(node: fx.Node) -> fx.Node:
+    """The only reader of a node."""
+    reader = only_user(node)
+    if reader is None:
+        raise _Unknown
+    return reader
+
+
+def _bare(unit: Any, side: int) -> bool:
+    """Whether it is a square convolution without batch-norm, bias, addition or ReLU."""
+    if not isinstance(unit, ConvUnit) or unit.relu or unit.lends or unit.groups != 1 or tuple(unit.dilation) != (1, 1):
+        return False
+    conv, norm = unit.source
+    return norm is None and conv.bias is None and _square(unit, side)
+
+
+def _square(unit: ConvUnit, side: int) -> bool:
+    """Whether its filters have this side, and images keep their size, but for the stride."""
+    return unit.weight.shape[2:] == (side, side) and tuple(unit.padding) == (side // 2, side // 2)
+
+
+def _must(holds: bool) -> None:
+    if not holds:
+        raise _Unknown
