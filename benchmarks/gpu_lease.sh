@@ -32,8 +32,6 @@ work() { # END QUEUE:SLOTS...: in the background
     [ -d "$here/$data" ] && python3 -m sparring data fetch "$data" --source "$here/$data" > "$here/fetch-$data.txt" 2>&1
     say "$data: $(tail -n 1 "$here/fetch-$data.txt" 2> /dev/null)"
   done
-  nvidia-smi --query-gpu=timestamp,power.draw,clocks.sm,clocks_event_reasons.active --format=csv -lms 500 > "$here/logs/power.csv" &
-  smi=$!
   for queue in "$@"; do
     name=${queue%%:*}
     left=$(python3 -c "print(max(0.05, ($end - $(now)) / 60))")
@@ -42,7 +40,6 @@ work() { # END QUEUE:SLOTS...: in the background
       --minutes "$left" > "$here/queue-$name.txt" 2>&1
     say "over $queue"
   done
-  kill $smi
   say finished
 }
 
