@@ -1,7 +1,7 @@
 """What a job costs on one H200, from the times of a step (docs/performance.md): a guide, rounded, never a result.
 
 An epoch is batches x (attack steps + update). Friendly training is reckoned as 0.75 K steps at the full batch: late
-steps of few images cost more than their share (results/engine/bench-resnet18-h200.json: at 5.4 of 10 BPs 0.73 K).
+steps of few images cost more than their share (results/engine/bench-resnet18-h200.json: at 5.7 of 10 BPs 0.72 K).
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from sparring.reproduce.plan import Job, state, wanting
 # scaled by multiply-adds, and are not measured.
 _STEP = {
     "tiny_cnn": (0.3, 1.0),
-    "small_cnn": (0.30, 0.82),
-    "resnet18": (0.90, 2.15),
+    "small_cnn": (0.30, 0.86),
+    "resnet18": (0.91, 2.2),
     "wrn-40-4": (1.9, 3.2),
-    "wrn-32-10": (7.6, 13.9),
-    "wrn-34-10": (7.6, 13.9),
+    "wrn-32-10": (7.6, 13.7),
+    "wrn-34-10": (7.6, 13.7),
     "wrn-58-10": (14.1, 25.7),
 }
 _IMAGES = {"cifar10": 49_000, "svhn": 72_257, "digits": 1_227}
