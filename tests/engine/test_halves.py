@@ -15,7 +15,6 @@ from sparring.attacks import friendly_pgd
 from sparring.engine import conv, fused, kernels, pointwise, pooling
 from sparring.engine.active import ActiveSet
 from sparring.engine.buckets import fitting
-from sparring.engine.byhand import ByHand
 from sparring.engine.conv import Tiling
 from sparring.engine.walk import FastWalk
 from sparring.models import build
@@ -118,7 +117,7 @@ def test_two_halves_are_a_step(folded):
     assert not torch.equal(parts.x_adv[1], x[1])
 
 
-class OneHidden(ByHand):
+class OneHidden:
     """A network of one hidden layer, both ways, in torch."""
 
     def __init__(self, seed):

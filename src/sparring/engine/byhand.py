@@ -6,44 +6,36 @@ way back, which may be that of fewer images: `among` tells which of the forward'
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 
-class ByHand(ABC):
+class ByHand(Protocol):
     """Pixels to logits, and a gradient of the logits back to the pixels."""
 
     channels: int  # of the pixels
 
-    @abstractmethod
     def refresh(self) -> None:
         """Take over the weights of the units."""
 
-    @abstractmethod
     def takes(self, x: Tensor, images: int = 0) -> bool:
         """Whether the kernels can read such images, so many."""
 
-    @abstractmethod
     def compile_for(self, sizes: Iterable[int], shape: Iterable[int]) -> None:
         """Have the kernels for so many images compiled side by side."""
 
-    @abstractmethod
     def forward(self, x: Tensor, rows: Tensor) -> tuple[Tensor, list[Tensor]]:
         """The logits of x[rows], and the values."""
 
-    @abstractmethod
     def back(self, slope: Tensor, values: list[Tensor], among: Tensor | None = None) -> Tensor:
         """From the logits' gradient to that behind the first layer, from where the next two go on."""
 
-    @abstractmethod
     def to_pixels(self, gradient: Tensor) -> Tensor:
         """The gradient at the pixels, in fp32."""
 
-    @abstractmethod
     def move(
         self,
         gradient: Tensor,
@@ -58,15 +50,14 @@ class ByHand(ABC):
     ) -> None:
         """The step along the sign of that gradient, in place: see kernels.move."""
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """Logits, which autograd can take back to x."""
-        logits: Tensor = _Both.apply(x, self)  # type: ignore[no-untyped-call]
-        return logits
+
+def with_autograd(passes: ByHand, x: Tensor) -> Tensor:
+    """Logits, which autograd can take back to x."""
+    logits: Tensor = _Both.apply(x, passes)  # type: ignore[no-untyped-call]
+    return logits
 
 
 class _Both(torch.autograd.Function):
-    """For those who differentiate by autograd."""
-
     @staticmethod
     def forward(ctx: Any, x: Tensor, passes: ByHand) -> Tensor:
         logits, values = passes.forward(x.contiguous(), torch.arange(len(x), device=x.device))

@@ -17,7 +17,7 @@ from torch import Tensor, fx, nn
 
 from sparring.attacks.setting import quiet
 from sparring.engine import reading, wide
-from sparring.engine.byhand import ByHand
+from sparring.engine.byhand import ByHand, with_autograd
 from sparring.engine.fused import kernels_for, pointwise_for
 from sparring.engine.tracing import (
     Tracer,
@@ -86,7 +86,8 @@ class Folded(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Pixels to logits."""
-        logits: Tensor = self.passes(x) if self.passes is not None and self.passes.takes(x) else self.graph(x)
+        passes = self.passes
+        logits: Tensor = self.graph(x) if passes is None or not passes.takes(x) else with_autograd(passes, x)
         return logits.float() if logits.dtype == torch.bfloat16 else logits
 
 

@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sparring.engine.byhand import ByHand
 from sparring.engine.fused import back_to, conv_forward, pool_back, pool_forward
 from sparring.engine.units import ConvUnit, Dense
 
@@ -148,7 +147,7 @@ class Flat:
 Step = Conv | MaxPool | Flat
 
 
-class Passes(ByHand):
+class Passes:
     """A chain of steps behind a first convolution. For one stream at a time."""
 
     def __init__(

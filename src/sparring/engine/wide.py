@@ -16,7 +16,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from sparring.engine.byhand import ByHand
 from sparring.engine.fused import (
     back_to,
     conv_forward,
@@ -43,7 +42,7 @@ class Block(NamedTuple):
     shortcut: ConvUnit | None
 
 
-class WidePasses(ByHand):
+class WidePasses:
     """Pixels to logits, and back."""
 
     def __init__(
