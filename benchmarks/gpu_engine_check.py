@@ -146,7 +146,7 @@ def by_hand(name: str, counts: tuple[int, ...]) -> list[dict]:
 def halves(name: str) -> list[dict]:
     """Attacks in bf16 whose step with most stops is two halves, against the same with whole steps: how much is equal.
 
-    At the other steps rounding differs, for the sums of fewer images are cut another way.
+    Where whole steps run in parts (wide ResNets) rounding differs.
     """
     model, engine, _ = made(name, half=True)
     x, y = batch(model, seed=1, wrong=0.4)

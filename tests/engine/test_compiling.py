@@ -135,7 +135,7 @@ wide.kernels_for = wide.pointwise_for = lambda device: pointwise
 fold(build("wrn-16-2", num_classes=10).eval(), dtype=torch.bfloat16, fused=True).passes.compile_for((8,), (3, 32, 32))
 x, among = torch.empty(2, 64, 4, 4, dtype=torch.bfloat16), torch.zeros(2, dtype=torch.int32)
 for more, chosen in ((True, False), (False, True)):
-    pointwise._relu_back.warmup(x, x, x, among if chosen else x, x, 1024, more, chosen, 1024, grid=(1, 2))
+    pointwise._relu_back.warmup(x, x, x, among if chosen else x, x, 1024, more, chosen, 1024, grid=(2,))
 pointwise._scale.warmup(torch.zeros(1, 7, dtype=torch.int64), torch.zeros(1), True, 256, grid=(1,))
 trained = build("small_cnn", num_classes=10).to(torch.bfloat16, memory_format=torch.channels_last).train()
 for layer in trained.modules():

@@ -138,6 +138,24 @@ def test_what_cannot_be_folded_is_refused(model):
     assert fold(model, dtype=torch.float32, fused=False) is None
 
 
+class Bare(nn.Module):
+    """A model whose weights no layer uses, or that has none."""
+
+    def __init__(self, weights):
+        super().__init__()
+        self.head = nn.Linear(3, 3) if weights else nn.Identity()
+
+    def forward(self, x):
+        return x.flatten(1)[:, :4]
+
+
+@pytest.mark.parametrize("weights", [False, True])
+def test_a_model_without_layers_is_folded(weights):
+    x = torch.rand(2, 1, 3, 3)
+    network = fold(Bare(weights), dtype=torch.float32, fused=False)
+    assert network is not None and torch.equal(network(x), x.flatten(1)[:, :4])
+
+
 def test_the_attack_sees_eval_mode_while_the_model_trains():
     """Dropout is off in the folded network, on in the model, and neither moves the other's mode."""
 

@@ -130,8 +130,8 @@ class OneHidden:
     def __call__(self, x):
         return torch.relu(x.flatten(1) @ self.inner.T - 0.5) @ self.outer.T
 
-    def takes(self, x):
-        return True
+    def takes(self, x, images=0):
+        return x.shape[1:] == SHAPE
 
     def forward(self, x, rows):
         hidden = torch.relu(x[rows].flatten(1) @ self.inner.T - 0.5)
@@ -185,3 +185,29 @@ def test_a_whole_attack_in_which_all_look_before_some_go(seed, count, tau, every
         went_on = int((plain.backprops > tau).sum())
         looks = tau < 5 and fitting(walk.sizes, count) == 9 and went_on > 0
         assert network.looked == ([(9, fitting(walk.sizes, went_on))] if looks else [])
+
+
+def test_halves_are_made_when_somebody_may_stop():
+    """Plain PGD, which is tau >= K, does without them; they may come later, and change no attack."""
+    network = OneHidden(3)
+    draw = torch.Generator().manual_seed(3)
+    x = torch.rand(9, *SHAPE, generator=draw)
+    y = network(x).argmax(dim=1)
+    walk = FastWalk(network, 9, SHAPE, CLASSES, device=CPU, every=3, kernels=kernels)
+    setting = {"eps": 0.2, "step_size": 0.04, "steps": 4, "loss": "ce", "start": None, "noise": 0.0, "project": True}
+    for tau, halved in ((4, False), (5, False), (1, True), (4, True), (0, True)):
+        ours, plain = (
+            attack(network, x, y, generator=torch.Generator(), tau=tau, **setting) for attack in (walk, friendly_pgd)
+        )
+        assert torch.equal(ours.backprops, plain.backprops) and torch.allclose(ours.x_adv, plain.x_adv, atol=1e-6)
+        (bench,) = walk.made.values()
+        assert (bench.look is not None) == halved == bool(bench.go)
+
+
+def test_only_what_the_passes_take_goes_by_hand():
+    network = OneHidden(0)
+    how = {"steps": 2, "inner": "ce", "noise": False, "project": True, "device": CPU}
+    assert ActiveSet(2, SHAPE, CLASSES, kernels=kernels, **how).passes(network) is network
+    assert ActiveSet(2, (1, 3, 3), CLASSES, kernels=kernels, **how).passes(network) is None
+    assert ActiveSet(2, SHAPE, CLASSES, **how).passes(network) is None  # without kernels
+    assert ActiveSet(2, SHAPE, CLASSES, kernels=kernels, **how).passes(lambda x: x) is None

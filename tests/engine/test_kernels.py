@@ -66,7 +66,7 @@ def test_a_walk_step_by_step(inner, noise, project):
     for _ in range(STEPS):
         for active in (by_kernels, plain):
             active.step(network, size)
-        for name in ("rows", "tau_left", "backprops", "serial", "report", "step_index", "y"):
+        for name in ("rows", "tau_left", "backprops", "serial", "report", "step_index", "y", "slots"):
             ours, theirs = getattr(by_kernels, name)[:BATCH], getattr(plain, name)[:BATCH]
             assert torch.equal(ours, theirs), name
         assert torch.allclose(by_kernels.x_adv[:BATCH], plain.x_adv[:BATCH], rtol=0, atol=2e-7)

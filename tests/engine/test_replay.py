@@ -114,6 +114,18 @@ def test_without_memory_it_goes_on(network, monkeypatch):
     assert not replayed.made
 
 
+def test_what_it_forgets_it_captures_anew(network):
+    replayed = Replayed(network, sizes=(4,))
+    for seed in range(3):
+        replayed(images(4, seed))
+    assert replayed.made
+    replayed.forget()
+    assert not replayed.made
+    for seed in range(3):
+        assert not replayed.made and torch.allclose(replayed(images(4, seed)), network(images(4, seed)))
+    assert replayed.made
+
+
 def test_gradients_are_the_caller_s_own(network):
     replayed = Replayed(network, sizes=(4,))
     for seed in range(3):

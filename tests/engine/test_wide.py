@@ -22,27 +22,26 @@ from sparring.engine.wide import WidePasses
 from sparring.models import build
 
 CPU = torch.device("cpu")
+SIDES = dict.fromkeys(("stretched", "shortcut stride"), (2, 2))  # 2x2 and 1x1 are added by stretching
 
 
 @pytest.fixture
-def folded(monkeypatch):
-    """A network folded in fp32: by hand, and by autograd."""
+def both(monkeypatch):
+    """A network folded twice: by hand, and by autograd."""
 
-    def make(model):
+    def make(model, dtype=torch.float32):
         torch.manual_seed(0)
         with torch.no_grad():
             for norm in model.modules():
                 if isinstance(norm, nn.BatchNorm2d):
                     norm.weight.uniform_(-1.5, 1.5)
                     norm.bias.uniform_(-0.5, 0.5)
-            model.train()(
-                torch.rand(8, 3, 2, 2) if getattr(model, "kind", "") == "stretched" else torch.rand(8, 3, 8, 8)
-            )
-        plain = fold(model, dtype=torch.float32, fused=True)
+            model.train()(torch.rand(8, 3, *SIDES.get(getattr(model, "kind", ""), (8, 8))))
+        plain = fold(model, dtype=dtype, fused=True)
         assert plain.passes is None  # a CPU
         monkeypatch.setattr(wide, "kernels_for", lambda device: kernels)
         monkeypatch.setattr(wide, "pointwise_for", lambda device: pointwise)
-        ours = fold(model, dtype=torch.float32, fused=True)
+        ours = fold(model, dtype=dtype, fused=True)
         return (network.to(memory_format=torch.channels_last) for network in (ours, plain))
 
     return make
@@ -53,9 +52,9 @@ def close(ours, theirs):
 
 
 @pytest.mark.parametrize("name", ["wrn-16-2", "wrn-10-1"])  # without a shortcut, the first batch-norm stands alone
-def test_both_ways(folded, name):
+def test_both_ways(both, name):
     model = build(name, num_classes=10)
-    ours, plain = folded(model)
+    ours, plain = both(model)
     assert isinstance(ours.passes, WidePasses)
     with torch.no_grad():  # an update: all weights are taken over anew
         for parameter in model.parameters():
@@ -78,18 +77,53 @@ def test_both_ways(folded, name):
     assert close(some, their_gradient[rows][among])
 
 
-def test_what_it_takes(folded):
-    ours, plain = folded(build("wrn-10-1", num_classes=10))
+def test_both_ways_in_bf16(both):
+    """As on a GPU: pixels come as two numbers each, sums are rounded as autograd rounds them."""
+    ours, plain = both(build("wrn-10-2", num_classes=10), torch.bfloat16)
+    draw = torch.Generator().manual_seed(0)
+    x, slope = torch.rand(4, 3, 8, 8, generator=draw), torch.randn(4, 10, generator=draw)
+    assert ours.passes.stem.split and ours.passes.takes(x) and not ours.passes.takes(torch.rand(4, 8, 8, 8))
+    found = []
+    for network in (ours, plain):
+        point = x.clone().requires_grad_()
+        logits = network(point)
+        found.append((logits.detach(), torch.autograd.grad(logits, point, slope)[0]))
+    (logits, gradient), (expected, their_gradient) = found
+    assert logits.dtype == torch.float32 and gradient.shape == x.shape
+    assert (logits - expected).norm() < 0.01 * expected.norm()
+    assert (gradient - their_gradient).norm() < 0.1 * their_gradient.norm()
+
+
+def test_a_sum_is_rounded_before_it_is_scaled():
+    """As where it is written down in between: what a shortcut brings is the same number for both who read it."""
+    first, second = (torch.full((1, 1, 1, 1), value, dtype=torch.bfloat16) for value in (256.0, 1.0))
+    scale, shift = (torch.full((1,), value, dtype=torch.bfloat16) for value in (1.0, -255.0))
+    assert float(pointwise.norm_relu(first, second, scale, shift)) == 1.0  # 257 is 256 in bf16
+
+
+def test_what_it_takes(both):
+    ours, plain = both(build("wrn-10-1", num_classes=10))
     assert ours.passes.takes(torch.empty(2, 3, 9, 7)) and not ours.passes.takes(torch.empty(2, 1, 8, 8))
-    assert not ours.passes.takes(torch.empty(2, 3, 8, 8).double())
-    assert not ours.passes.takes(torch.empty(1, 3, 8, 8), 2**16)
-    odd = torch.rand(2, 3, 9, 7)
-    assert close(ours(odd), plain(odd))
+    assert not ours.passes.takes(torch.empty(2, 3, 8, 8).double()) and not ours.passes.takes(torch.empty(3, 8, 8))
+    for odd in (torch.rand(2, 3, 9, 7), torch.rand(0, 3, 8, 8)):
+        assert close(ours(odd), plain(odd)) if len(odd) else ours(odd).shape == (0, 10)
 
 
-def test_a_whole_attack_in_parts(folded):
+def test_more_images_than_a_second_axis_counts():
+    """CUDA numbers blocks up to 65,535 on every axis but the first."""
+    many = torch.ones(70_000, 1, 1, 1)
+    grid = pointwise._grid(many)
+    assert grid == (70_000,)
+    assert pointwise._grid(torch.ones(3, 2, 700, 1)) == (2 * 3,)
+    assert pointwise.relu_back(many[:0], None, many[:0]).shape == (0, 1, 1, 1)
+
+
+def test_a_whole_attack_in_parts(both, monkeypatch):
     """Steps run in parts; the one in which most stop in halves, and whole."""
-    ours, plain = folded(build("wrn-10-1", num_classes=10))
+    ours, plain = both(build("wrn-10-1", num_classes=10))
+    sizes = []
+    really = WidePasses.forward
+    monkeypatch.setattr(WidePasses, "forward", lambda self, x, rows: sizes.append(len(rows)) or really(self, x, rows))
     draw = torch.Generator().manual_seed(3)
     x = torch.rand(8, 3, 8, 8, generator=draw)
     y = plain(x).argmax(dim=1)
@@ -105,29 +139,51 @@ def test_a_whole_attack_in_parts(folded):
         looks.append(bench.look is not None)
     (x_adv, backprops), (their_x_adv, their_backprops) = found
     assert looks == [True, False]
+    assert sizes[:3] == [5, 3, 8]  # the first step in parts, then all look
+    assert set(sizes[3:]) <= {5, 3, 2}  # and again in parts
     assert torch.equal(backprops, their_backprops) and 0 < int((backprops == 1).sum()) < 8
     assert ((x_adv - their_x_adv).abs() > 1e-5).float().mean() < 0.01  # signs of nearly nothing
 
 
 class Odd(nn.Module):
-    """Networks that look like wide ResNets, and are not."""
+    """Networks that look like wide ResNets, and are not, but for two."""
 
     def __init__(self, kind):
         super().__init__()
         self.kind = kind
-        self.stem = nn.Conv2d(3, 8, 3, padding=1, bias=kind == "bias")
-        self.norm, self.last_norm = nn.BatchNorm2d(8), nn.BatchNorm2d(8)
-        self.one = nn.Conv2d(8, 8, 3, padding=1, bias=False, stride=2 if kind == "stretched" else 1)
-        self.two = nn.Conv2d(8, 8, 3, padding=2 if kind == "wider" else 1, bias=False)
-        self.middle, self.short, self.fc = nn.BatchNorm2d(8), nn.Conv2d(8, 8, 1, bias=False), nn.Linear(8, 10)
+        groups, channels = 2 if "grouped" in kind else 1, 1 if kind == "one channel" else 8
+        self.stem = nn.Conv2d(3, channels, 3, padding=1, bias=kind == "bias", stride=2 if kind == "stem stride" else 1)
+        self.norm, self.last_norm = nn.BatchNorm2d(channels), nn.BatchNorm2d(8)
+        self.one = nn.Conv2d(
+            channels,
+            8,
+            3,
+            padding=1,
+            bias=False,
+            stride=2 if kind in ("stretched", "shortcut stride") else 1,
+            groups=groups if kind == "grouped one" else 1,
+        )
+        padding, bias = 2 if kind == "wider" else 1, kind == "bias of two"
+        self.two = nn.Conv2d(8, 8, 3, padding=padding, bias=bias, groups=groups if kind == "grouped two" else 1)
+        narrow = kind == "narrow shortcut"
+        self.short = nn.Conv2d(channels, 1 if narrow else 8, 1, bias=kind == "bias of shortcut")
+        self.middle, self.behind, self.fc = nn.BatchNorm2d(8), nn.BatchNorm2d(8), nn.Linear(8, 10)
 
     def forward(self, x):
         total = self.stem(x)
         o = F.silu(self.norm(total)) if self.kind == "silu" else F.relu(self.norm(total))
-        h = F.relu(self.middle(self.one(o)))
+        h = self.middle(self.one(o))
+        if self.kind == "one adds":
+            h = h + o
+        if self.kind != "no relu":
+            h = F.relu(h)
         if self.kind == "wider":
             h = h[:, :, 1:-1, 1:-1]
-        h = self.two(h) + (o if self.kind == "after" else self.short(o) if self.kind == "both" else total)
+        h = self.two(h)
+        if self.kind == "norm of two":
+            h = self.behind(h)
+        short = "shortcut" in self.kind or self.kind in ("both", "one channel")
+        h = h + (o if self.kind == "after" else self.short(o) if short else total)
         if self.kind == "both":
             h = h + total
         if self.kind == "twice":
@@ -135,24 +191,47 @@ class Odd(nn.Module):
         h = F.relu(self.last_norm(h))
         if self.kind == "squared":
             h = h * h
-        return self.fc(h.amax((2, 3)) if self.kind == "largest" else h.mean((2, 3)))
+        if self.kind == "mean of lines":
+            return self.fc(h.mean((2,)).mean(2))
+        if self.kind == "kept mean":
+            return self.fc(h.mean((2, 3), keepdim=True).flatten(1))
+        if self.kind == "no head":
+            return h.mean((2, 3))
+        logits = self.fc(h.amax((2, 3)) if self.kind == "largest" else h.mean((2, 3)))
+        return 2 * logits if self.kind == "doubled" else logits
 
 
-KINDS = ("plain", "bias", "silu", "after", "both", "twice", "squared", "largest", "stretched", "wider")
+class Second(Odd):
+    """A forward with another argument, which nobody gives."""
+
+    def forward(self, x, unused=None):
+        return super().forward(x)
+
+
+KNOWN = ("plain", "shortcut")
+KINDS = (
+    *KNOWN,
+    *("bias", "silu", "after", "both", "twice", "squared", "largest", "stretched", "wider", "stem stride"),
+    *("grouped one", "grouped two", "bias of two", "bias of shortcut", "narrow shortcut", "shortcut stride"),
+    *("one channel", "one adds", "no relu", "norm of two", "mean of lines", "kept mean", "no head", "doubled"),
+    "second argument",
+)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_only_looks_like_one_is_left_to_autograd(folded, kind):
-    model = Odd(kind)
-    ours, _ = folded(model)
-    assert (ours.passes is not None) == (kind == "plain")
-    x = torch.rand(2, 3, *((2, 2) if kind == "stretched" else (8, 8)))  # 2x2 and 1x1 are added by stretching
+def test_what_only_looks_like_one_is_left_to_autograd(both, kind):
+    model = Second(kind) if kind == "second argument" else Odd(kind)
+    ours, _ = both(model)
+    assert (ours.passes is not None) == (kind in KNOWN)
+    x = torch.rand(2, 3, *SIDES.get(kind, (8, 8)))
     assert torch.allclose(ours(x), model.eval()(x), rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_all_batch_norms_in_one_launch(monkeypatch, dtype):
     model = build("wrn-10-2", num_classes=10)
+    for number, norm in enumerate(module for module in model.modules() if isinstance(module, nn.BatchNorm2d)):
+        norm.eps = 0.1 * (number + 1)
     with torch.no_grad():
         model.train()(torch.rand(4, 3, 8, 8))
     network = fold(model, dtype=dtype, fused=False)
@@ -171,3 +250,20 @@ def test_all_batch_norms_in_one_launch(monkeypatch, dtype):
         assert torch.allclose(unit.scale, scale, rtol=2**-7) and torch.allclose(
             unit.shift, shift, rtol=2**-7, atol=1e-4
         )
+
+
+@pytest.mark.parametrize(
+    ("norm", "dtype"),
+    [
+        (nn.BatchNorm2d(8), torch.float16),  # of twice the bytes, if it were written as fp32
+        (nn.BatchNorm2d(8), torch.float64),
+        (nn.BatchNorm2d(8).half(), torch.float32),
+        (nn.BatchNorm2d(8, affine=False), torch.float32),
+    ],
+    ids=["half", "double", "half norm", "no weights"],
+)
+def test_a_batch_norm_of_another_kind_is_taken_over_alone(norm, dtype):
+    unit = ScaleShift(norm, dtype=dtype)
+    assert ScaleShift(nn.BatchNorm2d(8), dtype=torch.float32).in_a_row and not unit.in_a_row
+    unit.refresh()
+    assert torch.allclose(unit.scale.float(), torch.full((1, 8, 1, 1), (1 + norm.eps) ** -0.5), atol=1e-3)

@@ -85,7 +85,7 @@ def prepare(
         return Engine(friendly_pgd, plain, model, f"engine: plain, fp32 ({why})", 1, average)
     dtype = next(model.parameters()).dtype
     how_to_fold: dict[str, Any] = {"dtype": torch.bfloat16 if half else dtype, "fused": half and cuda}
-    every = max(16, batch // 16)  # a bucket costs about a second of start-up
+    every = max(16, batch // 16)  # a bucket costs a second of start-up, or two
     folded = fold(model, **how_to_fold)
     if folded is not None and how_to_fold["fused"]:
         probe = torch.rand((8, *shape), generator=torch.Generator().manual_seed(0)).to(device)

@@ -62,7 +62,8 @@ class ActiveSet:
         self.serial = torch.zeros(1, device=device, dtype=torch.int64)
         self.report = torch.zeros(1, dtype=torch.int64, pin_memory=device.type == "cuda")
         self.word = self.report.numpy()  # the same memory, without an operation of torch
-        self.seen: tuple[Tensor, list[Tensor]]  # what `look` leaves for `go`: the logits' gradient, and all values
+        # What `look` leaves for `go`: the logits' gradient, and all values.
+        self.seen: tuple[Tensor, list[Tensor]] | None = None
 
     def begin(
         self, x: Tensor, y: Tensor, start: Tensor, *, tau: int, eps: float, step_size: float, noise: float = 0.0
@@ -152,12 +153,17 @@ class ActiveSet:
         self._move_by_hand(passes, gradient, self.target)
 
     def look(self, passes: ByHand) -> None:
-        """The first half of a step, for all rows: check, report and compact."""
+        """The first half of a step, for all rows: check, report and compact.
+
+        Captured once: the graphs of `go` read what the last call here has left, and hold no memory themselves.
+        """
+        self.seen = None  # two of it need not exist at once
         logits, values = passes.forward(self.x_adv, self.rows[: self.batch])
         self.seen = self._judge_and_compact(logits, self.rows[: self.batch]), values
 
     def go(self, passes: ByHand, size: int) -> None:
         """The second half: gradient and move of the first `size` of those that go on."""
+        assert self.seen is not None
         gradient = passes.back(*self.seen, among=self.slots[:size])
         self._move_by_hand(passes, gradient, self.rows[:size])
 

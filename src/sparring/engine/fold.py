@@ -2,8 +2,9 @@
 
 Made once from a traced model and refreshed after every weight update. Every convolution takes the batch-norm behind it
 into its weight and bias, and the addition and ReLU behind that into one call where cuDNN has one; a batch-norm with no
-convolution before it (wide ResNets) becomes a scale and a shift. Knows no architecture: a model that cannot be traced
-or holds a layer with weights that is not known here, is refused with None and the caller runs the model itself.
+convolution before it (wide ResNets) becomes a scale and a shift. Any architecture will do; some are also read into
+passes by hand (reading.py, wide.py). A model that cannot be traced or holds a layer with weights that is not known here
+is refused with None, and the caller runs the model itself.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from sparring.engine.tracing import (
     become,
     drop,
     fork,
+    is_mean,
     is_relu,
     module_of,
     only_user,
@@ -71,7 +73,9 @@ class Folded(nn.Module):
         """Work that refreshes many units in one launch, and which; nothing and none where that cannot be."""
         convolutions = [unit for unit in self.units if isinstance(unit, ConvUnit) and unit.in_a_row]
         norms = [unit for unit in self.units if isinstance(unit, ScaleShift) and unit.in_a_row]
-        device = next(iter(self.buffers())).device
+        if not convolutions and not norms:
+            return (lambda: None), set()
+        device = next(self.buffers()).device
         kernels, pointwise = kernels_for(device), pointwise_for(device)
         if kernels is None or pointwise is None:
             return (lambda: None), set()
@@ -139,13 +143,12 @@ def fold(model: nn.Module, *, dtype: torch.dtype, fused: bool) -> Folded | None:
             become(graph, node, copy.deepcopy(module))
     loans = [loan for node in graph.graph.nodes if (loan := _lend(graph, node)) is not None]
     passes: ByHand | None = None
-    device = next(model.parameters()).device
     if fused and any(isinstance(unit, ScaleShift) for unit in units):
-        passes = wide.plan(graph, device)
+        passes = wide.plan(graph, next(model.parameters()).device)
     elif fused:
         for node in list(graph.graph.nodes):
             _pool(graph, node)
-        passes = reading.plan(graph, device)
+        passes = reading.plan(graph, next(model.parameters()).device)
     for node in list(graph.graph.nodes):
         _fork(graph, node)
     graph.graph.lint()
@@ -179,6 +182,8 @@ def agrees(fused: Folded, model: nn.Module, x: Tensor, *, sizes: Sequence[int] =
         (ours, uphill), (theirs, their_uphill), (logits, gradient) = (_probed(n, x) for n in (fused, plain, exact))
         if most > len(x):
             _probed(fused, x[:1].expand(most, *x.shape[1:]))
+        if fused.passes is not None and fused.passes.takes(x):
+            _back_for_one(fused.passes, x)
     except Exception:  # a library that lacks an operation, a compiler that is not there
         return False
     size = float(logits.abs().max())
@@ -194,6 +199,13 @@ def _probed(network: Folded, x: Tensor) -> tuple[Tensor, Tensor]:
         logits = network(point)
         (gradient,) = torch.autograd.grad(logits.square().sum(), point)
     return logits.detach(), gradient.flatten()
+
+
+def _back_for_one(passes: ByHand, x: Tensor) -> None:
+    """What autograd does not ask for and an attack does: the way back of fewer images than went forward."""
+    logits, values = passes.forward(x, torch.arange(len(x), device=x.device))
+    one = torch.zeros(1, dtype=torch.int32, device=x.device)
+    passes.to_pixels(passes.back(torch.ones_like(logits), values, one))
 
 
 def _absorb(graph: fx.GraphModule, node: fx.Node, unit: ConvUnit) -> None:
@@ -234,15 +246,7 @@ def _pool(graph: fx.GraphModule, node: fx.Node) -> None:
     """h.mean((2, 3)) and the linear layer behind it, as one."""
     unit = module_of(graph, node)
     before = node.args[0] if node.args else None
-    if (
-        isinstance(unit, Dense)
-        and isinstance(before, fx.Node)
-        and before.op == "call_method"
-        and before.target == "mean"
-        and tuple(before.args[1:]) in (((2, 3),), ([2, 3],), (2, 3))
-        and not before.kwargs
-        and only_user(before) is node
-    ):
+    if isinstance(unit, Dense) and isinstance(before, fx.Node) and is_mean(before) and only_user(before) is node:
         unit.pools = True
         node.args = (before.args[0],)
         graph.graph.erase_node(before)

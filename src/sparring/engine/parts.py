@@ -19,7 +19,8 @@ T = TypeVar("T")
 Network = Callable[[Tensor], Tensor]
 Back = Callable[[Tensor], Tensor]  # the gradient at the logits to that at the images
 
-# WRN-34-10 on an H200, where parts are faster than the whole by 2 % or more (results/engine/cuts-wrn-34-10-h200.json).
+# WRN-34-10 on an H200, where parts are faster than the whole by 2 % or more (results/engine/cuts-wrn-34-10-h200.json;
+# measured with a compiler's kernels between the convolutions, before wide.py was there).
 CUTS: dict[int, tuple[int, ...]] = {
     32: (16, 16),
     56: (32, 24),

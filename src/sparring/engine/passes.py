@@ -168,7 +168,7 @@ class Passes:
         """
         self.stem, self.steps, self.head = stem, steps, head
         self.tools = Tools(*kernels, torch.zeros(256, dtype=torch.int32, device=head.weight.device))
-        self.channels = stem.inputs if stem.split else stem.weight.shape[1]
+        self.channels = stem.inputs
         self.times, self.most = times, most
 
     def refresh(self) -> None:

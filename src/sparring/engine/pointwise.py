@@ -17,6 +17,15 @@ _BLOCK = 1024
 
 
 @triton.jit
+def _where(pixels, BLOCK: tl.constexpr):
+    """Which image a program works on, which of its pixels (in all channels), and which of those there are."""
+    blocks = tl.cdiv(pixels, BLOCK)
+    program = tl.program_id(0)  # one axis for both: it is the only one that counts beyond 65,535
+    pixel = program % blocks * BLOCK + tl.arange(0, BLOCK)
+    return (program // blocks).to(tl.int64), pixel, pixel < pixels
+
+
+@triton.jit
 def _relu_back(
     first,  # (images, pixels): a gradient
     second,  # another, where TWO
@@ -29,9 +38,7 @@ def _relu_back(
     BLOCK: tl.constexpr,
 ):
     """first [+ second] where y is positive, else 0: the gradient before a ReLU."""
-    image = tl.program_id(1).to(tl.int64)
-    pixel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = pixel < pixels
+    image, pixel, inside = _where(pixels, BLOCK)
     here = image * pixels + pixel
     seen = here
     if CHOSEN:
@@ -57,9 +64,8 @@ def _norm_relu(
     BLOCK: tl.constexpr,
 ):
     """relu(scale * (first [+ second]) + shift)."""
-    pixel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = pixel < pixels
-    here = tl.program_id(1).to(tl.int64) * pixels + pixel
+    image, pixel, inside = _where(pixels, BLOCK)
+    here = image * pixels + pixel
     channel = pixel % CHANNELS
     total = tl.load(first + here, mask=inside, other=0.0)
     if TWO:
@@ -87,9 +93,7 @@ def _norm_relu_back(
     BLOCK: tl.constexpr,
 ):
     """scale * (first [+ second]) where o is positive [+ other]: the gradient at the sum."""
-    image = tl.program_id(1).to(tl.int64)
-    pixel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = pixel < pixels
+    image, pixel, inside = _where(pixels, BLOCK)
     here = image * pixels + pixel
     seen = here
     if CHOSEN:
@@ -132,7 +136,7 @@ def relu_back(first: Tensor, second: Tensor | None, y: Tensor, among: Tensor | N
     """first [+ second] where y > 0, or where y[among] > 0. All are laid out like y."""
     out = torch.empty_like(first)
     given = (first, first if second is None else second, y, y if among is None else among, out)
-    _relu_back[_grid(out)](*given, out[0].numel(), second is not None, among is not None, _BLOCK)
+    _relu_back[_grid(out)](*given, _pixels(out), second is not None, among is not None, _BLOCK)
     return out
 
 
@@ -140,7 +144,7 @@ def norm_relu(first: Tensor, second: Tensor | None, scale: Tensor, shift: Tensor
     """relu(scale * (first [+ second]) + shift), by channel. Channels last. Where `kept`, the sum is left in `first`."""
     out = torch.empty_like(first)
     given = (first, first if second is None else second, scale, shift, out)
-    launch(_norm_relu, _grid(out), *given, out[0].numel(), second is not None, kept, out.shape[1], _BLOCK)
+    launch(_norm_relu, _grid(out), *given, _pixels(out), second is not None, kept, out.shape[1], _BLOCK)
     return out
 
 
@@ -158,12 +162,17 @@ def norm_relu_back(
     given = [first if tensor is None else tensor for tensor in (first, second, other)]
     chosen = o if among is None else among
     flags = (second is not None, other is not None, among is not None)
-    launch(_norm_relu_back, _grid(out), *given, o, chosen, scale, out, out[0].numel(), *flags, out.shape[1], _BLOCK)
+    launch(_norm_relu_back, _grid(out), *given, o, chosen, scale, out, _pixels(out), *flags, out.shape[1], _BLOCK)
     return out
 
 
-def _grid(out: Tensor) -> tuple[int, int]:
-    return triton.cdiv(out[0].numel(), _BLOCK), len(out)
+def _grid(out: Tensor) -> tuple[int]:
+    return (triton.cdiv(_pixels(out), _BLOCK) * len(out),)
+
+
+def _pixels(images: Tensor) -> int:
+    """Numbers of an image, which need not be there."""
+    return images.shape[1:].numel()
 
 
 class ScaleAll:

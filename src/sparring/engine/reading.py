@@ -146,9 +146,8 @@ class _Reading:
 
 
 def _fits_stem(unit: ConvUnit) -> bool:
-    channels = unit.inputs if unit.split else unit.weight.shape[1]
     simple = tuple(unit.stride) == (1, 1) and tuple(unit.padding) == (1, 1) and unit.weight.shape[2:] == (3, 3)
-    return unit.fused and simple and len(unit.weight) % 64 == 0 and 9 * channels <= 64
+    return unit.fused and simple and len(unit.weight) % 64 == 0 and 9 * unit.inputs <= 64
 
 
 def _fits(unit: ConvUnit) -> bool:

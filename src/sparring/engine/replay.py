@@ -48,6 +48,11 @@ class Replayed(nn.Module):
         logits: Tensor = _Replay.apply(x, pair)  # type: ignore[no-untyped-call]
         return logits
 
+    def forget(self) -> None:
+        """Give the captures' memory back."""
+        self.made.clear()
+        self.asked.clear()
+
     def _pair(self, passes: ByHand, shape: tuple[int, ...], device: torch.device) -> _Pair | None:
         """The captured passes; none where there is no memory for them."""
         pair = self.made.pop(shape, None)

@@ -1,4 +1,4 @@
-"""Small questions about a traced network, for those who rewrite one (fold.py, fusing.py)."""
+"""Small questions about a traced network, for those who rewrite or read one (fold.py, fusing.py, wide.py)."""
 
 from __future__ import annotations
 
@@ -43,6 +43,12 @@ def is_relu(graph: fx.GraphModule, node: fx.Node) -> bool:
     if node.op == "call_function":
         return node.target in _RELUS
     return type(module_of(graph, node)) is nn.ReLU or (node.op == "call_method" and node.target == "relu")
+
+
+def is_mean(node: fx.Node) -> bool:
+    """Whether it is h.mean((2, 3)), the mean over the area of a feature map."""
+    over = tuple(node.args[1:]) in (((2, 3),), ([2, 3],), (2, 3))
+    return node.op == "call_method" and node.target == "mean" and over and not node.kwargs
 
 
 def overwrites(graph: fx.GraphModule, node: fx.Node) -> bool:

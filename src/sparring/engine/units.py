@@ -31,8 +31,8 @@ class ConvUnit(nn.Module):
         # bf16 numbers in channels of their own, which keeps 16 bits; zeros fill the channels up to a power of 2.
         self.split = first and dtype == torch.bfloat16
         shape = list(conv.weight.shape)
+        self.inputs = shape[1]  # channels of what it reads
         if self.split:
-            self.inputs = shape[1]
             shape[1] = max(8, 1 << (2 * self.inputs - 1).bit_length())
         like = conv.weight
         self.register_buffer("weight", torch.zeros(shape, dtype=dtype, device=like.device))
@@ -133,7 +133,9 @@ class ScaleShift(nn.Module):
     def in_a_row(self) -> bool:
         """Whether `pointwise.ScaleAll` can do that, for many in one launch."""
         (norm,) = self.source
-        return norm.affine and norm.weight.dtype == torch.float32 and self.scale.dtype != torch.float64
+        read = (norm.running_mean, norm.running_var, norm.weight, norm.bias)
+        exact = all(tensor is not None and tensor.dtype == torch.float32 for tensor in read)
+        return exact and self.scale.dtype in (torch.float32, torch.bfloat16)
 
     def addresses(self) -> tuple[list[Tensor], float]:
         """What it reads and writes."""

@@ -74,6 +74,8 @@ class FastWalk:
         if key not in self.made:
             self.made[key] = _Bench(self, *key)
         bench = self.made[key]
+        if tau < steps:
+            bench.halve()
         active, count = bench.active, len(x)
         active.begin_at_random(
             x, y, start=start, generator=generator, tau=tau, eps=eps, step_size=step_size, noise=noise
@@ -105,6 +107,7 @@ class _Bench:
     """One attack's buffers and captured steps."""
 
     def __init__(self, walk: FastWalk, steps: int, inner: str, noise: bool, project: bool) -> None:
+        self.walk = walk
         self.active = active = ActiveSet(
             walk.batch,
             walk.shape,
@@ -130,17 +133,30 @@ class _Bench:
             size: Captured(lambda size=size: active.step(walk.network, size), walk.pool)  # type: ignore[misc]
             for size in reversed(walk.sizes)
         }
-        passes = active.passes(walk.network)
         self.look: Captured | None = None
-        if passes is not None:
-            self.look = Captured(lambda: active.look(passes), walk.pool)
-            self.go = {
-                size: Captured(lambda size=size: active.go(passes, size), walk.pool)  # type: ignore[misc]
-                for size in reversed(walk.sizes)
-            }
-        if walk.device.type == "cuda":
+        self.go: dict[int, Captured] = {}
+        self._count()
+
+    def halve(self) -> None:
+        """Have a step in two halves too, where the network is run by hand. Between two attacks."""
+        walk, active = self.walk, self.active
+        passes = active.passes(walk.network)
+        if passes is None or self.look is not None:
+            return
+        active.rows.fill_(walk.batch)  # warm-ups move nobody
+        look = Captured(lambda: active.look(passes), walk.pool)
+        self.go = {
+            size: Captured(lambda size=size: active.go(passes, size), walk.pool)  # type: ignore[misc]
+            for size in reversed(walk.sizes)
+        }
+        self.look = look
+        self._count()
+
+    def _count(self) -> None:
+        """Take over the number of steps ever taken: the captures' own warm-ups count too."""
+        if self.walk.device.type == "cuda":
             torch.cuda.current_stream().synchronize()
-        self.taken = int(active.serial.item())  # the captures' own warm-ups count too
+        self.taken = int(self.active.serial.item())
 
     def wait_for(self, work: Captured) -> int:
         """Launch a step, or the first half of one: the number of examples that go on from it."""

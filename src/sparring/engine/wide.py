@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -26,7 +26,7 @@ from sparring.engine.fused import (
     pool_forward,
     split_in_one,
 )
-from sparring.engine.tracing import is_add, is_relu, module_of, only_user
+from sparring.engine.tracing import is_add, is_mean, is_relu, module_of, only_user
 from sparring.engine.units import ConvUnit, Dense, ScaleShift
 
 
@@ -51,14 +51,14 @@ class WidePasses:
         self.stem, self.blocks, self.head = stem, blocks, head
         self.norms, self.last = [*(block.norm for block in blocks), norm], norm
         self.kernels, self.pointwise = tools
-        self.channels = stem.inputs if stem.split else stem.weight.shape[1]
+        self.channels = stem.inputs
 
     def refresh(self) -> None:
         """The units are used as they are."""
 
     def takes(self, x: Tensor, images: int = 0) -> bool:
-        """Whether these are fp32 images, and no more than a launch can count."""
-        return x.dtype == torch.float32 and x.ndim == 4 and x.shape[1] == self.channels and (images or len(x)) < 2**16
+        """Whether these are fp32 images. Any number will do."""
+        return x.dtype == torch.float32 and x.ndim == 4 and x.shape[1] == self.channels
 
     def compile_for(self, sizes: Iterable[int], shape: Iterable[int]) -> None:
         """Have our kernels compiled side by side; they are the same for all sizes."""
@@ -156,51 +156,43 @@ class _Unknown(Exception):
 
 
 def _read(graph: fx.GraphModule) -> tuple[ConvUnit, list[Block], ScaleShift, Dense]:
-    """The parts of a wide ResNet, in their order. Every node is one of them."""
-    seen = 0  # nodes
-
-    def behind(node: fx.Node, kind: type, readers: int = 1) -> tuple[fx.Node, Any]:
-        """The one of a node's readers that is of this kind, and its module."""
-        nonlocal seen
-        found = [reader for reader in node.users if isinstance(module_of(graph, reader), kind)]
-        _must(len(found) == 1 and len(node.users) == readers)
-        seen += 1
-        return found[0], module_of(graph, found[0])
-
-    (node,) = (node for node in graph.graph.nodes if node.op == "placeholder")
+    """The parts of a wide ResNet, in their order: from the pixels on, who reads what is asked for every node."""
+    node, *others = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    _must(not others)
     while isinstance(module_of(graph, only_user(node)), nn.Identity):
-        node, seen = _after(node), seen + 1
-    total, stem = behind(node, ConvUnit)
+        node = _after(node)
+    total = _after(node)
+    stem = _unit(module_of(graph, total), ConvUnit)
     _must(_bare(stem, 3) or (stem.fused and stem.relu and _square(stem, 3)))
     _must(tuple(stem.stride) == (1, 1) and len(total.args) == 1)
     blocks: list[Block] = []
     while True:
-        norm, relu = None, total  # as it is where the stem ends in a ReLU
-        identity = (bool(blocks) or not stem.relu) and len(total.users) == 2
+        norm, relu, identity = None, total, False  # where the stem ends in a ReLU, which the first block reads
         if blocks or not stem.relu:
-            at, norm = behind(total, ScaleShift, len(total.users))
-            relu, seen = _after(at), seen + 1
+            norms = [reader for reader in total.users if isinstance(module_of(graph, reader), ScaleShift)]
+            _must(len(norms) == 1 and len(total.users) <= 2)
+            norm, identity = _unit(module_of(graph, norms[0]), ScaleShift), len(total.users) == 2
+            relu = _after(norms[0])
             _must(is_relu(graph, relu))
         if norm is not None and any(reader.op == "call_method" for reader in relu.users):
-            # The nodes that are not counted: the pixels, the mean, the linear layer, the output.
-            _must(len(total.users) == 1 and seen + 4 == len(graph.graph.nodes))
+            _must(not identity)
             return stem, blocks, norm, _head(graph, relu)
         shortcut, there = None, total
         convolutions = {reader: module_of(graph, reader) for reader in relu.users}
         _must(len(convolutions) == (1 if identity else 2))
         if not identity:
             bare = [reader for reader, unit in convolutions.items() if _bare(unit, 1)]
-            _must(len(bare) == 1 and only_user(bare[0]) is not None)
-            there, shortcut, seen = bare[0], convolutions.pop(bare[0]), seen + 1
-        ((one_at, one),) = convolutions.items()
-        two_at, two = behind(one_at, ConvUnit)
-        _must(isinstance(one, ConvUnit) and one.fused and one.relu and _square(one, 3) and len(one_at.args) == 1)
+            _must(len(bare) == 1)
+            there, shortcut = bare[0], _unit(convolutions.pop(bare[0]), ConvUnit)
+        ((one_at, found),) = convolutions.items()
+        one, two_at = _unit(found, ConvUnit), _after(one_at)
+        two = _unit(module_of(graph, two_at), ConvUnit)
+        _must(one.fused and one.relu and _square(one, 3) and len(one_at.args) == 1)
         _must(_bare(two, 3) and tuple(two.stride) == (1, 1))
-        added, seen = _after(two_at), seen + 2
-        _must(is_add(added) and set(added.args) == {two_at, there})
-        block = Block(norm, one, two, shortcut)  # type: ignore[arg-type]
-        _must(_adds_up(block))
-        blocks.append(block)
+        added = _after(two_at)
+        _must(is_add(added) and set(added.args) == {two_at, there} and (identity or _after(there) is added))
+        blocks.append(Block(norm, one, two, shortcut))
+        _must(_adds_up(blocks[-1]))
         total = added
 
 
@@ -215,13 +207,18 @@ def _adds_up(block: Block) -> bool:
 
 def _head(graph: fx.GraphModule, relu: fx.Node) -> Dense:
     mean = _after(relu)
-    _must(mean.target == "mean" and not mean.kwargs and tuple(mean.args[1:]) in (((2, 3),), ([2, 3],), (2, 3)))
     last = _after(mean)
-    head = module_of(graph, last)
-    _must(_after(last).op == "output")
-    if not isinstance(head, Dense):
+    _must(is_mean(mean) and _after(last).op == "output")
+    return _unit(module_of(graph, last), Dense)
+
+
+U = TypeVar("U", ConvUnit, ScaleShift, Dense)
+
+
+def _unit(module: nn.Module | None, kind: type[U]) -> U:
+    if not isinstance(module, kind):
         raise _Unknown
-    return head
+    return module
 
 
 def _after(node: fx.Node) -> fx.Node:
@@ -241,8 +238,12 @@ def _bare(unit: Any, side: int) -> bool:
 
 
 def _square(unit: ConvUnit, side: int) -> bool:
-    """Whether its filters have this side, and images keep their size, but for the stride."""
-    return unit.weight.shape[2:] == (side, side) and tuple(unit.padding) == (side // 2, side // 2)
+    """Whether its filters have this side, and images keep their size, but for the stride.
+
+    And whether there are several: an image of one channel lies in memory in either way, and torch may choose the other.
+    """
+    shape, around = unit.weight.shape, (side // 2, side // 2)
+    return shape[2:] == (side, side) and tuple(unit.padding) == around and shape[0] > 1
 
 
 def _must(holds: bool) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from sparring.attacks.setting import Model, check_batch, check_logits
 from sparring.engine import on
+from sparring.engine.replay import Replayed
 from sparring.errors import RunFailed, UserError
 from sparring.evaluation.fast import Precision, gradient_model
 
@@ -50,6 +51,8 @@ class Subject:
                 if size == 1:
                     raise RunFailed("one image does not fit into the memory of the device.") from None
                 self.batch = size // 2
+                if isinstance(self.fast, Replayed):  # its captures hold memory that nobody else can have
+                    self.fast.forget()
                 torch.cuda.empty_cache()
                 continue
             yield part, found
