@@ -1,10 +1,12 @@
-"""Streams that are played: what waits for what, and what is launched where, without a GPU."""
+"""Streams and captures that are played: what waits for what, and what is launched where, without a GPU."""
 
 from __future__ import annotations
 
 from contextlib import contextmanager
 
 import torch
+
+from sparring.engine.graphs import Captured
 
 
 class Streams:
@@ -58,3 +60,12 @@ class Streams:
         """What was said since the last time."""
         said, self.log[:] = list(self.log), []
         return said
+
+
+class Warm(Captured):
+    """A capture that warms up, as on a GPU, and replays by doing its work."""
+
+    def __init__(self, work, pool):
+        super().__init__(work, None)
+        work()
+        work()

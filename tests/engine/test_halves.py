@@ -19,6 +19,7 @@ from sparring.engine.conv import Tiling
 from sparring.engine.walk import FastWalk
 from sparring.models import build
 from tests.engine.networks import OneBlock, Residual
+from tests.engine.streams import Warm
 
 CPU = torch.device("cpu")
 AMONG = torch.tensor([4, 1, 1], dtype=torch.int32)
@@ -187,14 +188,16 @@ def test_a_whole_attack_in_which_all_look_before_some_go(seed, count, tau, every
         assert network.looked == ([(9, fitting(walk.sizes, went_on))] if looks else [])
 
 
-def test_halves_are_made_when_somebody_may_stop():
+def test_halves_are_made_when_somebody_may_stop(monkeypatch):
     """Plain PGD, which is tau >= K, does without them; they may come later, and change no attack."""
+    monkeypatch.setattr("sparring.engine.walk.Captured", Warm)
     network = OneHidden(3)
     draw = torch.Generator().manual_seed(3)
     x = torch.rand(9, *SHAPE, generator=draw)
     y = network(x).argmax(dim=1)
     walk = FastWalk(network, 9, SHAPE, CLASSES, device=CPU, every=3, kernels=kernels)
     setting = {"eps": 0.2, "step_size": 0.04, "steps": 4, "loss": "ce", "start": None, "noise": 0.0, "project": True}
+    looks = []
     for tau, halved in ((4, False), (5, False), (1, True), (4, True), (0, True)):
         ours, plain = (
             attack(network, x, y, generator=torch.Generator(), tau=tau, **setting) for attack in (walk, friendly_pgd)
@@ -202,6 +205,9 @@ def test_halves_are_made_when_somebody_may_stop():
         assert torch.equal(ours.backprops, plain.backprops) and torch.allclose(ours.x_adv, plain.x_adv, atol=1e-6)
         (bench,) = walk.made.values()
         assert (bench.look is not None) == halved == bool(bench.go)
+        assert bench.taken == int(bench.active.serial)  # warm-ups were steps, too
+        looks.append(bench.look)
+    assert looks[2] is looks[3] is looks[4]  # made once
 
 
 def test_only_what_the_passes_take_goes_by_hand():

@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from sparring.engine.average import Average
-from sparring.engine.graphs import Captured
 from sparring.engine.update import FastUpdate, PlainUpdate
 from sparring.objectives import OBJECTIVES
 from tests.attacks.conftest import images, network
+from tests.engine.streams import Warm
 
 
 def pair(name: str):
@@ -70,15 +70,6 @@ def test_a_last_batch_is_captured_when_it_comes_again():
         assert len(fast.graphs) == graphs
     for a, b in zip(plain_model.state_dict().values(), fast_model.state_dict().values(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-8)
-
-
-class Warm(Captured):
-    """Warms up, as on a GPU."""
-
-    def __init__(self, work, pool):
-        super().__init__(work, None)
-        work()
-        work()
 
 
 def trained(count, updates=3):

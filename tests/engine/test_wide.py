@@ -14,7 +14,7 @@ if torch.cuda.is_available():
     pytest.skip("for the interpreter; on CUDA run benchmarks/gpu_engine_check.py", allow_module_level=True)
 
 from sparring.engine import kernels, pointwise, wide
-from sparring.engine.fold import fold
+from sparring.engine.fold import agrees, fold
 from sparring.engine.parts import Parted
 from sparring.engine.units import ScaleShift
 from sparring.engine.walk import FastWalk
@@ -109,6 +109,22 @@ def test_what_it_takes(both):
         assert close(ours(odd), plain(odd)) if len(odd) else ours(odd).shape == (0, 10)
 
 
+def test_a_fault_in_the_way_back_of_some_is_seen(both, monkeypatch):
+    model = build("wrn-10-1", num_classes=10)
+    ours, _ = both(model)
+    x = torch.rand(3, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    assert agrees(ours, model.eval(), x)
+    really = pointwise.norm_relu_back
+
+    def fails(*given, among=None, **more):
+        if among is not None:
+            raise RuntimeError("out of resources")
+        return really(*given, **more)
+
+    monkeypatch.setattr(pointwise, "norm_relu_back", fails)
+    assert not agrees(ours, model, x)
+
+
 def test_more_images_than_a_second_axis_counts():
     """CUDA numbers blocks up to 65,535 on every axis but the first."""
     many = torch.ones(70_000, 1, 1, 1)
@@ -193,6 +209,8 @@ class Odd(nn.Module):
             h = h * h
         if self.kind == "mean of lines":
             return self.fc(h.mean((2,)).mean(2))
+        if self.kind == "mean of channels":  # as many as there are lines
+            return self.fc(h.mean((1, 2)))
         if self.kind == "kept mean":
             return self.fc(h.mean((2, 3), keepdim=True).flatten(1))
         if self.kind == "no head":
@@ -214,6 +232,7 @@ KINDS = (
     *("bias", "silu", "after", "both", "twice", "squared", "largest", "stretched", "wider", "stem stride"),
     *("grouped one", "grouped two", "bias of two", "bias of shortcut", "narrow shortcut", "shortcut stride"),
     *("one channel", "one adds", "no relu", "norm of two", "mean of lines", "kept mean", "no head", "doubled"),
+    "mean of channels",
     "second argument",
 )
 

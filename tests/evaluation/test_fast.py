@@ -7,7 +7,9 @@ import torch
 from torch import nn
 
 from sparring import models
+from sparring.engine.replay import Replayed
 from sparring.evaluation.fast import gradient_model
+from sparring.evaluation.subject import prepare
 from sparring.evaluation.verdict import exact, stands
 
 
@@ -127,3 +129,19 @@ def test_a_strangers_forward_is_served_one_way_or_the_other(make):
     logits = fast(x)
     torch.testing.assert_close(logits, model(x), rtol=0.05, atol=0.05)
     torch.autograd.grad(logits.sum(), x)
+
+
+def test_captures_make_room_for_a_batch_that_does_not_fit():
+    """What they hold nobody else can have: they are given back before a smaller batch is tried."""
+    model = models.build("tiny_cnn", num_classes=10, channels=1, size=(8, 8)).eval()
+    subject = prepare(model, torch.rand(6, 1, 8, 8), torch.zeros(6, dtype=torch.int64), precision="fp32", batch_size=6)
+    subject.fast = Replayed(model)
+    subject.fast.made[1, 2, 3] = None
+
+    def work(x, y, rows):
+        if subject.fast.made:
+            raise torch.OutOfMemoryError
+        return rows
+
+    parts = [found for _, found in subject.each(torch.arange(6), work)]
+    assert torch.cat(parts).tolist() == [0, 1, 2, 3, 4, 5] and [len(part) for part in parts] == [3, 3]

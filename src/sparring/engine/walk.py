@@ -138,12 +138,11 @@ class _Bench:
         self._count()
 
     def halve(self) -> None:
-        """Have a step in two halves too, where the network is run by hand. Between two attacks."""
+        """Have a step in two halves too, where the network is run by hand. Not amid an attack: warm-ups move images."""
         walk, active = self.walk, self.active
         passes = active.passes(walk.network)
         if passes is None or self.look is not None:
             return
-        active.rows.fill_(walk.batch)  # warm-ups move nobody
         look = Captured(lambda: active.look(passes), walk.pool)
         self.go = {
             size: Captured(lambda size=size: active.go(passes, size), walk.pool)  # type: ignore[misc]

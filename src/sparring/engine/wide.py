@@ -170,12 +170,11 @@ def _read(graph: fx.GraphModule) -> tuple[ConvUnit, list[Block], ScaleShift, Den
         norm, relu, identity = None, total, False  # where the stem ends in a ReLU, which the first block reads
         if blocks or not stem.relu:
             norms = [reader for reader in total.users if isinstance(module_of(graph, reader), ScaleShift)]
-            _must(len(norms) == 1 and len(total.users) <= 2)
-            norm, identity = _unit(module_of(graph, norms[0]), ScaleShift), len(total.users) == 2
+            _must(len(norms) == 1)
+            norm, identity = _unit(module_of(graph, norms[0]), ScaleShift), len(total.users) > 1
             relu = _after(norms[0])
             _must(is_relu(graph, relu))
         if norm is not None and any(reader.op == "call_method" for reader in relu.users):
-            _must(not identity)
             return stem, blocks, norm, _head(graph, relu)
         shortcut, there = None, total
         convolutions = {reader: module_of(graph, reader) for reader in relu.users}
@@ -190,7 +189,7 @@ def _read(graph: fx.GraphModule) -> tuple[ConvUnit, list[Block], ScaleShift, Den
         _must(one.fused and one.relu and _square(one, 3) and len(one_at.args) == 1)
         _must(_bare(two, 3) and tuple(two.stride) == (1, 1))
         added = _after(two_at)
-        _must(is_add(added) and set(added.args) == {two_at, there} and (identity or _after(there) is added))
+        _must(is_add(added) and set(added.args) == {two_at, there})
         blocks.append(Block(norm, one, two, shortcut))
         _must(_adds_up(blocks[-1]))
         total = added
@@ -198,11 +197,8 @@ def _read(graph: fx.GraphModule) -> tuple[ConvUnit, list[Block], ScaleShift, Den
 
 def _adds_up(block: Block) -> bool:
     """Whether what is added has the shape of what it is added to: torch would stretch it."""
-    if block.shortcut is None:
-        assert block.norm is not None
-        return tuple(block.one.stride) == (1, 1) and block.norm.scale.numel() == len(block.two.weight)
-    same = tuple(block.one.stride) == tuple(block.shortcut.stride)
-    return same and len(block.shortcut.weight) == len(block.two.weight)
+    stride = (1, 1) if block.shortcut is None else tuple(block.shortcut.stride)
+    return tuple(block.one.stride) == stride  # of channels torch stretches one alone, and all have several
 
 
 def _head(graph: fx.GraphModule, relu: fx.Node) -> Dense:
