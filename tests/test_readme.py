@@ -189,7 +189,8 @@ def shortened(words: list[str]) -> list[str]:
         return [*words, *QUICK[1:], "--validation", "30", *([] if "--resume" in words else ["--overwrite"])]
     more = {"demo": ["--epochs", "1"], "evaluate": ["--limit", "10", "--no-doubts"]}
     more["bound"] = ["--limit", "10", "--strongest", "pgd"]
-    more["bench"] = "--images 192 --before 0 --rounds 1 --repeats 2 --taus 0 --together 1 --plain-batches 1".split()
+    few = {"images": 192, "before": 0, "rounds": 1, "repeats": 2, "taus": 0, "together": 1, "plain-batches": 1}
+    more["bench"] = [word for flag, number in few.items() for word in (f"--{flag}", str(number))]
     return [*words, *more.get(words[0], [])]
 
 
