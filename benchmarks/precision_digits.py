@@ -1,0 +1,75 @@
+"""Does bf16 cost accuracy where seeds are cheap? FAT on digits by the fast engine on a CPU, in fp32 and in bf16.
+
+    OMP_NUM_THREADS=1 python benchmarks/precision_digits.py OUT.json FIRST LAST
+
+One thread; `fat-digits`, seeds FIRST to LAST - 1, each in both precisions. Natural accuracy and PGD-20 (eps 0.3, steps
+of 0.03, uniform start) on the 450 test images, by the fp32 weights in fp32. OUT.json grows seed by seed: what it holds
+already is not trained again. Eager torch stands for the GPU's kernels, so this asks about bf16 and the engine's way
+with it (copies of the weights, the folded network), not about Triton.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from sparring import recipes, runs
+from sparring.attacks import pgd
+from sparring.data import load
+from sparring.train import train
+
+CPU = torch.device("cpu")
+
+
+def measured(seed: int, precision: str) -> dict[str, float]:
+    """One run's accuracies."""
+    data = load("digits")
+    config = replace(recipes.find("fat-digits").config, seed=seed, precision=precision, validation=120)
+    with tempfile.TemporaryDirectory() as folder:
+        model = train(config, Path(folder) / "run", data=data, tensorboard=False, engine="fast")
+    x, y = data.test.x.float() / 255, data.test.y
+    draws = torch.Generator().manual_seed(0)
+    attacked = pgd(model, x, y, eps=0.3, step_size=0.03, steps=20, start="uniform", generator=draws)
+    with torch.no_grad():
+        return {
+            name: round(float((model(points).argmax(dim=1) == y).double().mean()), 6)
+            for name, points in (("natural", x), ("pgd20", attacked))
+        }
+
+
+def main(out: Path, first: int, last: int) -> None:
+    torch.set_num_threads(1)
+    rows = json.loads(out.read_text())["rows"] if out.exists() else {}
+    for seed in range(first, last):
+        if str(seed) not in rows:
+            rows[str(seed)] = {precision: measured(seed, precision) for precision in ("fp32", "bf16")}
+        found = {"n": 450, "rows": rows, "means": means(rows), **runs.environment(CPU)}
+        found["command"] = f"python benchmarks/precision_digits.py OUT.json {first} {last}"
+        out.write_text(json.dumps(found) + "\n")
+        print(seed, rows[str(seed)], flush=True)
+    print(json.dumps(means(rows), indent=1))
+
+
+def means(rows: dict[str, dict[str, dict[str, float]]]) -> dict[str, dict[str, float]]:
+    """In points: both means, their difference seed by seed, its standard error, and how many seeds."""
+    told = {}
+    for name in ("natural", "pgd20"):
+        fp32, bf16 = ([100 * row[precision][name] for row in rows.values()] for precision in ("fp32", "bf16"))
+        gaps = [b - a for a, b in zip(fp32, bf16, strict=True)]
+        error = statistics.stdev(gaps) / len(gaps) ** 0.5 if len(gaps) > 1 else float("nan")
+        numbers = {"fp32": fp32, "bf16": bf16, "bf16 - fp32": gaps}
+        told[name] = {what: statistics.mean(values) for what, values in numbers.items()}
+        told[name] |= {"standard error": error, "seeds": len(gaps)}
+    return told
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 4:
+        sys.exit(__doc__)
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
