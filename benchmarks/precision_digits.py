@@ -10,9 +10,9 @@ with it (copies of the weights, the folded network), not about Triton.
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
-import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -69,7 +69,23 @@ def means(rows: dict[str, dict[str, dict[str, float]]]) -> dict[str, dict[str, f
     return told
 
 
+def kept(text: str) -> Path:
+    """A file of this script's, or one that is not there yet."""
+    path = Path(text)
+    try:
+        if path.exists():
+            json.loads(path.read_text())["rows"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise argparse.ArgumentTypeError(f"{path} is no result of this script. Name another file.") from None
+    return path
+
+
 if __name__ == "__main__":
-    if len(sys.argv) != 4:
-        sys.exit(__doc__)
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=kept)
+    parser.add_argument("first", type=int)
+    parser.add_argument("last", type=int)
+    given = parser.parse_args()
+    if not 0 <= given.first < given.last:
+        parser.error(f"FIRST must be below LAST and neither below 0, got {given.first} and {given.last}.")
+    main(given.out, given.first, given.last)
