@@ -186,7 +186,7 @@ def updates() -> dict:
 
     def cast(m, x, x_adv, y):
         with torch.autocast("cuda", dtype=torch.bfloat16):
-            return loss(m, x, x_adv, y, 6.0)
+            return loss(lambda images: m(images).float(), x, x_adv, y, 6.0)
 
     reference = PlainUpdate(theirs, optimizer, cast)
     begin = torch.cat([parameter.detach().flatten().clone() for parameter in model.parameters()])

@@ -14,6 +14,7 @@ measured with them).
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import sys
 import time
@@ -50,8 +51,36 @@ def measure(name: str, model: torch.nn.Module, data: Dataset, given: argparse.Na
     found = json.loads(given.out.read_text()) if given.out.exists() else {"n": len(data.test), "runs": {}}
     accuracies = {record.name: record.accuracy for record in result}
     found["runs"][name] = {**facts, **runs.environment(torch.device(given.device)), "dat": accuracies}
+    found["runs"][name]["natural_in_other_ways"] = in_other_ways(model, data)
     given.out.write_text(json.dumps(found, indent=1))
     print(name, {attack: f"{100 * accuracy:.2f}" for attack, accuracy in accuracies.items()}, flush=True)
+    print(name, found["runs"][name]["natural_in_other_ways"], flush=True)
+
+
+@torch.no_grad()
+def in_other_ways(model: torch.nn.Module, data: Dataset) -> dict[str, float]:
+    """Natural accuracy of the same model as it was trained, if that was bf16: its weights rounded, and all of it.
+
+    Does what bf16 loses, if it loses any, come from measuring in fp32 what was trained in bf16?
+    """
+    rounded = copy.deepcopy(model)
+    for layer in rounded.modules():
+        if isinstance(layer, (torch.nn.Conv2d, torch.nn.Linear)):
+            layer.weight.copy_(layer.weight.bfloat16().float())
+    x, y = data.test.x, data.test.y
+
+    def accuracy(one: torch.nn.Module, half: bool) -> float:
+        device = next(one.parameters()).device
+        right = 0
+        for images, labels in zip(x.split(1000), y.split(1000), strict=True):
+            with torch.autocast(device.type, dtype=torch.bfloat16, enabled=half):
+                right += int((one(images.to(device) / 255).argmax(1) == labels.to(device)).sum())
+        return right / len(x)
+
+    model.eval()
+    rounded.eval()
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        return {"as_it_is": accuracy(model, False), "rounded": accuracy(rounded, False), "bf16": accuracy(model, True)}
 
 
 def main() -> None:

@@ -41,12 +41,12 @@ def fast(model, loss, *, half, kernels=None, compiled=False, momentum=0.9, norms
 
 
 def plain(model, loss, *, half):
-    """The reference: torch's own SGD under autocast, which casts weights and gradients as it needs them."""
+    """The reference: torch's own SGD under autocast, which casts weights and gradients by itself; the loss in fp32."""
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9, weight_decay=5e-4)
 
     def cast(m, x, x_adv, y):
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=half):
-            return loss(m, x, x_adv, y)
+            return loss(lambda given: m(given).float(), x, x_adv, y)
 
     return PlainUpdate(model, optimizer, cast)
 
@@ -97,6 +97,26 @@ def test_bf16_equals_autocast(name, kernels):
     assert_same(theirs, ours, 1e-5)
     assert (theirs[0].weight - far[0].weight).norm() > 0.01 * far[0].weight.norm()  # it has moved since
     assert ours[1].num_batches_tracked == 1 + len(STEPS) * (2 if name == "trades" else 1)
+
+
+@pytest.mark.parametrize("name", ["madry", "trades", "mart"])
+@pytest.mark.parametrize("half", [True, False])
+def test_a_loss_is_in_fp32(name, half):
+    """Torch's cross entropy would not be, on a GPU: it asks for a log-softmax in the precision of the logits."""
+    (model,) = models(1)
+    loss, seen = objective(name), []
+
+    def watched(m, *given):
+        def logits(x):
+            seen.append(m(x).dtype)
+            return m(x)
+
+        return loss(logits, *given)
+
+    step = fast(model, watched, half=half)
+    for count in (BATCH, 5):
+        assert step(*batch(count, 0), 0.1).dtype == torch.float32
+    assert seen and set(seen) == {torch.float32}
 
 
 @by_triton

@@ -4,7 +4,7 @@ Under autocast every weight is cast to bf16 in the forward and every gradient ba
 layers: in half precision the layers here have bf16 ones of their own, which whoever moves the model's weights writes on
 the way. And batch-norm counts its batches layer by layer: here nobody does, and `count` adds up for all at once.
 Batch-norm and what is around it are launched together, by our own kernels where they fit (fusing.py), else by torch's
-compiler. The model itself is left as it is.
+compiler. Logits leave it in fp32, so that a loss is fp32 throughout. The model itself is left as it is.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ class WorkingCopy:
         def forward(x: Tensor) -> Tensor:
             self.forwards += 1
             out: Tensor = (fast if len(x) >= batch else plain)(x)
-            return out
+            # Autocast leaves cross entropy's log-softmax in the precision of the logits, on a GPU.
+            return out.float() if half else out
 
         self.module.forward = forward
 
