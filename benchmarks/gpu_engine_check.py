@@ -143,6 +143,11 @@ def by_hand(name: str, counts: tuple[int, ...]) -> list[dict]:
     return rows
 
 
+def attacked(engine, model, x, y, given) -> tuple[torch.Tensor, torch.Tensor]:
+    found = engine.walk(model, x, y, generator=torch.Generator(DEVICE).manual_seed(3), **given)
+    return found.x_adv.clone(), found.backprops.clone()
+
+
 def halves(name: str) -> list[dict]:
     """Attacks in bf16 whose step with most stops is two halves, against the same with whole steps: how much is equal.
 
@@ -153,17 +158,14 @@ def halves(name: str) -> list[dict]:
     rows = []
     for tau, count, size in ((0, BATCH, 0.0005), (2, BATCH, 0.0005), (0, 120, 0.0005), (0, 77, 0.0005)):
         given = setting(tau=tau, step_size=size)
-        found = []
-        for whole in (False, True):
-            if engine.walk.made:
-                (bench,) = engine.walk.made.values()
-                kept, bench.look = bench.look, None if whole else bench.look
-            got = engine.walk(model, x[:count], y[:count], generator=torch.Generator(DEVICE).manual_seed(3), **given)
-            (bench,) = engine.walk.made.values()
-            assert whole or bench.look is not None
-            found.append((got.x_adv.clone(), got.backprops.clone()))
-            bench.look = kept if whole else bench.look
-        (x_adv, backprops), (their_x_adv, their_backprops) = found
+        x_adv, backprops = attacked(engine, model, x[:count], y[:count], given)
+        (bench,) = engine.walk.made.values()
+        assert bench.look is not None
+        kept, bench.look, bench.halve = bench.look, None, lambda: None  # it makes its halves when it misses them
+        their_x_adv, their_backprops = attacked(engine, model, x[:count], y[:count], given)
+        assert bench.look is None
+        bench.look = kept
+        del bench.halve
         row = {"model": name, "tau": tau, "count": count, "mean_bps": their_backprops.double().mean().item()}
         row["bps_equal"] = (backprops == their_backprops).double().mean().item()
         row["pixels_equal"] = ((x_adv - their_x_adv).abs() < 1e-6).double().mean().item()
