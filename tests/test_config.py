@@ -38,8 +38,11 @@ def test_differences_name_the_fields():
 
 
 def test_an_unknown_field_is_refused():
-    with pytest.raises(UserError, match="not written by this version"):
+    with pytest.raises(UserError, match="not written by this version of Sparring: it has a 'tua'"):
         config.from_json(config.to_json(SOME) | {"tua": 1})
+    given = config.to_json(SOME)
+    with pytest.raises(UserError, match="it has a 'esp'"):
+        config.from_json(given | {"attack": given["attack"] | {"esp": 1}})
 
 
 @pytest.mark.parametrize(
@@ -59,6 +62,15 @@ def test_an_unknown_field_is_refused():
         {"lr": parse("-0.1")},
         {"validation_eps": 8.0},
         {"objective": "fta"},
+        {"epochs": "3"},
+        {"epochs": True},
+        {"batch_size": 12.5},
+        {"seed": 1.5},
+        {"normalize": "no"},
+        {"precision": "fp16"},
+        {"attack": {"eps": 0.1}},
+        {"attack": replace(SOME.attack, project="no")},
+        {"attack": replace(SOME.attack, downhill=1)},
     ],
 )
 def test_impossible_values_are_refused(changes):

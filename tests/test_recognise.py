@@ -32,6 +32,14 @@ def test_the_size_is_one_that_fits(name: str, size: int) -> None:
     assert recognise.fits(there, recognise.read_off(name, there).shapes())
 
 
+@pytest.mark.parametrize("size", [8, 32, 64])
+def test_the_size_is_the_nearest_where_none_fits(size: int) -> None:
+    there = tensors("tiny_cnn", size=(size, size))
+    del there["fc.bias"]
+    shapes = recognise.read_off("tiny_cnn", there | {"odd": torch.ones(1)}).shapes()
+    assert recognise.differences(there, shapes) == "missing: fc.bias."
+
+
 def test_batch_counters_and_normalisation_do_not_tell() -> None:
     there = tensors("resnet18", normalize=([0.5] * 3, [0.2] * 3))
     assert recognise.name_of({k: v for k, v in there.items() if not k.endswith("num_batches_tracked")}) == "resnet18"

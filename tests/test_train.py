@@ -91,6 +91,11 @@ def test_such_an_attack_never_calls_the_model_that_is_trained(tmp_path, small, m
     assert {type(model).__name__ for model in seen} == {"Folded"}
 
 
+def test_a_folder_may_be_a_word(tmp_path, small):
+    train.train(replace(small, epochs=1), str(tmp_path / "run"), tensorboard=False)
+    assert (tmp_path / "run" / "last.safetensors").is_file()
+
+
 def test_the_run_folder(tmp_path, small):
     train.train(small, tmp_path / "run", recipe="some")
     names = {path.name for path in (tmp_path / "run").iterdir()}

@@ -18,6 +18,7 @@ from sparring.objectives import OBJECTIVES, Attack
 from sparring.schedules import Schedule, constant
 from sparring.seeds import check_seed
 
+PRECISIONS = ("fp32", "bf16")
 ObjectiveName = Literal[
     "standard",
     "madry",
@@ -77,8 +78,21 @@ class Config:
             object.__setattr__(self, name, schedules.of(getattr(self, name)))
         for name, least in (("epochs", 1), ("batch_size", 1), ("validation", 1), ("seed", 0)):
             value = getattr(self, name)
+            if type(value) is not int:
+                raise UserError(f"{name} must be a whole number, got {value!r}.")
             if value < least:
                 raise UserError(f"{name} must be at least {least}, got {value}.")
+        if not isinstance(self.attack, Attack):
+            raise UserError(f"attack must be an Attack, e.g. Attack(eps=0.3), got {self.attack!r}.")
+        for name, value in (
+            ("normalize", self.normalize),
+            ("attack.project", self.attack.project),
+            ("attack.downhill", self.attack.downhill),
+        ):
+            if type(value) is not bool:
+                raise UserError(f"{name} must be True or False, got {value!r}.")
+        if self.precision not in PRECISIONS:
+            raise unknown("precision", self.precision, PRECISIONS)
         check_seed(self.seed)
         for name, value in (("beta", self.beta), ("weight_decay", self.weight_decay)):
             if not 0 <= value < float("inf"):
@@ -126,6 +140,9 @@ def _plain(declared: Config | Attack) -> dict[str, Any]:
 def from_json(given: dict[str, Any]) -> Config:
     """The configuration that `to_json` wrote."""
     attack = dict(given.get("attack", {}))
+    for declared, there in ((Config, given), (Attack, attack)):
+        for name in sorted(there.keys() - {item.name for item in dataclasses.fields(declared)}):
+            raise UserError(f"this configuration was not written by this version of Sparring: it has a {name!r}.")
     for name in {"eps", "tau", "fosc", "margin", "rho"} & attack.keys():
         attack[name] = schedules.parse(str(attack[name]))
     try:

@@ -103,17 +103,20 @@ def read_off(
     network = Network(name, num_classes, channels)
     if size is not None:
         return replace(network, size=size)
+    best, fewest = network, sum(1 for _ in _problems(tensors, network.shapes()))
     for side in SIZES:
         square = replace(network, size=(side, side))
         try:
             shapes = square.shapes()
         except UserError:  # too small for this architecture
             continue
-        if fits(tensors, shapes):
+        amiss = sum(1 for _ in _problems(tensors, shapes))
+        if not amiss:
             return square
         if shapes == replace(network, size=(2 * side, 2 * side)).shapes():  # the size is not what is amiss
             break
-    return network
+        best, fewest = (square, amiss) if amiss < fewest else (best, fewest)
+    return best
 
 
 def fits(tensors: Mapping[str, Tensor], shapes: Shapes) -> bool:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from sparring import runs
 from sparring.checkpoint import Checkpoint
 from sparring.engine import Average
+from sparring.errors import UserError
 
 
 @dataclass
@@ -147,7 +148,10 @@ class Keeper:
 
 def restore(state: State, saved: Checkpoint) -> None:
     """Go on from a checkpoint; the average of the weights, if any, is the engine's to restore."""
-    state.model.load_state_dict(saved.part("live") or saved.part("model"))
+    try:
+        state.model.load_state_dict(saved.part("live") or saved.part("model"))
+    except RuntimeError:  # somebody has changed one of the two
+        raise UserError("the checkpoint is of another network than config.json says. Put config.json back.") from None
     momentum = saved.part("momentum")
     for name, parameter in state.model.named_parameters():
         if name in momentum:

@@ -75,7 +75,7 @@ class Diverged(RunFailed):
 
 def train(
     config: Config,
-    folder: Path,
+    folder: Path | str,
     *,
     recipe: str = "",
     resume: bool = False,
@@ -96,7 +96,7 @@ def train(
         stop: asked after every step; once it says yes the place is saved and `Interrupted` raised.
         engine: "auto" takes captured graphs where CUDA is; "plain" is the reference.
     """
-    device = torch.device(device)
+    folder, device = Path(folder), torch.device(device)
     data = data or load(config.data)
     training, held = hold_out(data.train, config.validation, seed=derive_seed(config.seed, _HOLD_OUT))
     training, held = training.to(device), held.to(device)

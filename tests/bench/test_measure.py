@@ -113,7 +113,9 @@ def test_every_batch_is_met_before_the_clock_runs(monkeypatch):
     assert met == 3 * [0, 1, 2] and clock == [3, 6, 6, 9]  # the clock is read behind all batches of a round
 
 
-def test_runs_side_by_side_have_the_share_that_is_told(monkeypatch):
+@pytest.mark.parametrize(("device", "share", "name"), [("cuda", 50, "4 at once, 50 % each"), ("cpu", 100, "4 at once")])
+def test_runs_side_by_side_have_the_share_that_is_told(device, share, name, monkeypatch):
+    """Of a GPU: a CPU is not shared out."""
     asked = []
 
     def speeds(config, count, *, share, **given):
@@ -122,9 +124,10 @@ def test_runs_side_by_side_have_the_share_that_is_told(monkeypatch):
 
     monkeypatch.setattr("sparring.bench.measure.images_per_second", speeds)
     bench = Bench(recipes.find("fat-digits").config, load("digits"), CPU, replace(FEW, together=(1, 4)))
+    bench.device = torch.device(device)
     ((_, rows),) = bench.parts(["together"])
-    assert asked == [(1, 100), (4, 50)] == [(row["runs"], row["share"]) for row in bench.found["together"]]
-    assert [name for name, _ in rows] == ["1 at once", "4 at once, 50 % each"]
+    assert asked == [(1, 100), (4, share)] == [(row["runs"], row["share"]) for row in bench.found["together"]]
+    assert [title for title, _ in rows] == ["1 at once", name]
 
 
 def test_each_of_them_has_its_share(monkeypatch):

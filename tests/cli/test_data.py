@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,20 @@ def test_the_list_says_what_is_here_and_how_to_get_the_rest(sparring, monkeypatc
         rows = {line.split()[0]: line for line in said.out.splitlines()}
         assert rows["digits"].split()[1] == "yes" and rows["cifar10"].split()[1] == "no"
         assert "sparring data fetch cifar10" in rows["cifar10"] and "folder:PATH" in rows
+
+
+@pytest.mark.parametrize(("seconds", "noted"), [(0, False), (60, True)])
+def test_a_source_that_was_not_read_is_told(sparring, tmp_path, monkeypatch, seconds, noted):
+    there = tmp_path / "cifar10.npz"
+
+    def fetch(name, *, root, source):
+        there.touch()
+        os.utime(there, (time.time() - seconds,) * 2)
+        return there
+
+    monkeypatch.setattr(command.data, "fetch", fetch)
+    said = sparring("data", "fetch", "cifar10", "--source", "mine")
+    assert said.code == 0 and ("note: it was here already and is whole; mine was not read." in said.out) == noted
 
 
 def test_fetching_says_where_it_went(sparring, monkeypatch):

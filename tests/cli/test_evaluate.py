@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 import shutil
 import signal
 import time
@@ -174,7 +175,14 @@ def test_stopped_and_started_again_it_continues(sparring, run, tmp_path):
 
 def test_the_name_of_the_file_holds_no_slash():
     asked = command.Arguments(Path("run"), data="folder:my/own images?size=8")
-    assert command._name(asked) == "dat-folder-my-own-images-size=8"
+    assert re.fullmatch(r"dat-folder-my-own-images-size=8-[0-9a-f]{8}", command._name(asked))
+
+
+def test_data_sets_that_read_alike_have_names_of_their_own():
+    alike = ["folder:my/images", "folder:my-images", "folder:my images", "npz:" + 300 * "a", "npz:" + 301 * "a"]
+    names = [command._name(command.Arguments(Path("run"), data=data)) for data in alike]
+    assert len(set(names)) == len(alike) and max(map(len, names)) < 100
+    assert command._name(command.Arguments(Path("run"), data="cifar10:bird+deer")) == "dat-cifar10-bird-deer"
 
 
 def test_json_says_what_was_evaluated(sparring, run):
@@ -193,6 +201,28 @@ def test_files_of_one_name_do_not_write_over_each_other(sparring, run, tmp_path)
     again = sparring("evaluate", "b/model.safetensors", *words)
     again.mends("model holds results of ", "a/model.safetensors", "those of b/model.safetensors: --out")
     assert sparring("evaluate", "b/model.safetensors", *words, "--out", "elsewhere").code == 0
+
+
+@pytest.mark.parametrize(("name", "more"), [("evaluate", FAST), ("bound", ["--limit", 40, "--eps", 0.3])])
+def test_a_folder_of_ones_own_keeps_what_is_there(sparring, run, tmp_path, name, more):
+    shutil.copytree(run, tmp_path / "other")
+    assert sparring(name, run, *more, "--out", "mine").code == 0
+    (file,) = Path("mine").glob("*.json")
+    before = file.read_bytes()
+    sparring(name, "other", *more, "--out", "mine").mends("mine holds results of ", "run", "those of other: --out")
+    assert file.read_bytes() == before
+    assert sparring(name, run, *more, "--out", "mine").code == 0  # its own
+    assert sparring(name, "other", *more, "--seed", 3, "--out", "mine").code == 0  # another file
+
+
+def test_what_cannot_be_kept_is_shown_before_it_is_lost(sparring, run, monkeypatch):
+    def full(path, text):
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr(command, "write_text", full)
+    said = sparring("evaluate", run, *FAST)
+    assert said.code == 2 and "worst case" in said.out and "wrote" not in said.out
+    assert said.err.count("\n") == 1 and "quick-limit20.json cannot be read or written: no space left" in said.err
 
 
 @pytest.mark.parametrize("command_", ["evaluate", "bound"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import importlib
 import os
 import re
 import signal
@@ -56,6 +58,17 @@ def test_every_command_refuses_a_flag_it_does_not_know(sparring, name, finished)
         (UserError("eps is 8. Write 8/255."), 2, "sparring: eps is 8. Write 8/255.\n"),
         (RunFailed("the loss is not finite."), 1, "sparring: the loss is not finite.\n"),
         (KeyboardInterrupt(), 1, "sparring: interrupted.\n"),
+        (
+            PermissionError(errno.EACCES, "Permission denied", "a"),
+            2,
+            "sparring: a cannot be read or written: permission denied.\n",
+        ),
+        (
+            OSError(errno.EROFS, "Read-only file system", "a"),
+            2,
+            "sparring: a cannot be read or written: read-only file system.\n",
+        ),
+        (OSError(errno.ENAMETOOLONG, "Too long", "a"), 2, "sparring: a cannot be read or written: too long.\n"),
     ],
 )
 def test_errors_become_a_line_and_a_code(sparring, monkeypatch, error, code, line):
@@ -67,13 +80,44 @@ def test_errors_become_a_line_and_a_code(sparring, monkeypatch, error, code, lin
     assert (said.code, said.out, said.err) == (code, "", line)
 
 
-def test_a_bug_keeps_its_traceback(sparring, monkeypatch):
+@pytest.mark.parametrize(
+    "bug", [ZeroDivisionError(), FileNotFoundError(errno.ENOENT, "None", "a"), PermissionError(errno.EACCES, "")]
+)
+def test_a_bug_keeps_its_traceback(sparring, monkeypatch, bug):
     def fail(words):
-        raise ZeroDivisionError
+        raise bug
 
     monkeypatch.setattr(cli, "_dispatch", fail)
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(type(bug)):
         sparring("train")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_waits_until_libraries_are_loaded(sparring, monkeypatch, number):
+    """Cut off while it loads, numpy has words of its own for that; and some libraries swallow it."""
+    real, loaded = importlib.import_module, []
+
+    def slow(name):
+        os.kill(os.getpid(), number)
+        time.sleep(0.01)
+        loaded.append(name)
+        return real(name)
+
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(cli.importlib, "import_module", slow)
+    said = sparring("recipes")
+    assert (said.code, said.out, said.err) == (1, "", "sparring: interrupted.\n") and loaded == ["sparring.cli.recipes"]
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+def test_a_job_that_ignores_ctrl_c_goes_on_to(sparring, monkeypatch):
+    real = importlib.import_module
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        monkeypatch.setattr(cli.importlib, "import_module", lambda name: os.kill(os.getpid(), 2) or real(name))
+        assert sparring("recipes").code == 0 and signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_sigterm_interrupts_any_command_and_its_handler_goes_again(sparring, monkeypatch):

@@ -263,7 +263,7 @@ class Bench:
         first = 0.0
         config = replace(self.config, lr=constant(0.05))
         for count in self.options.together:
-            share = fair_share(count)
+            share = fair_share(count) if self.device.type == "cuda" else 100
             each = images_per_second(
                 config,
                 count,

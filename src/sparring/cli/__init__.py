@@ -35,6 +35,10 @@ COMMANDS = {
     "bench": ("sparring.cli.bench", "measure how fast training is here, against the plain ways"),
     "data": ("sparring.cli.data", "list the data sets, or fetch one"),
 }
+_OF_FILES = {  # what keeps a file from being read or written, and the user can mend
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP),
+    *(errno.ENOSPC, errno.EDQUOT),
+}
 USAGE = """usage: sparring COMMAND [options]
 
 {commands}
@@ -66,16 +70,14 @@ def main(argv: list[str] | None = None) -> int:
         return _say(str(error), 1)
     except KeyboardInterrupt:
         return _say("interrupted.", 1)
-    except PermissionError as error:
-        if error.filename is None:
-            raise
-        return _say(f"{error.filename} cannot be read or written: permission denied.", 2)
     except BrokenPipeError:  # `sparring recipes | head`
         from sparring.cli.screen import let_go
 
         let_go()
         return 0
     except OSError as error:
+        if error.filename is not None and error.errno in _OF_FILES:
+            return _say(f"{error.filename} cannot be read or written: {str(error.strerror).lower()}.", 2)
         if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
             raise  # of a file, not of what is printed
         from sparring.cli.screen import let_go
@@ -101,6 +103,26 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
+@contextmanager
+def _unbroken() -> Iterator[None]:
+    """Ctrl-C takes effect behind this: libraries that are cut off while they load say so in their own words, or not."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    asked: list[int] = []
+    before = [(number, signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM)]
+    for number, handler in before:
+        if handler is not signal.SIG_IGN:  # of a job in the background, which is to go on
+            signal.signal(number, lambda number, frame: asked.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
+    if asked:
+        raise KeyboardInterrupt
+
+
 def _dispatch(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
         width = max(map(len, COMMANDS))
@@ -113,7 +135,8 @@ def _dispatch(words: list[str]) -> int:
     if name not in COMMANDS:
         raise UserError(f"unknown command {name!r}.{did_you_mean(name, COMMANDS)} Known: {', '.join(COMMANDS)}.")
     early.wake(words)
-    run = importlib.import_module(COMMANDS[name][0]).run
+    with _unbroken():
+        run = importlib.import_module(COMMANDS[name][0]).run
     code: int = run(rest)
     return code
 

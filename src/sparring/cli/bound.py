@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -19,7 +18,7 @@ from sparring import runs, schedules
 from sparring.bound import SURROGATE, Bound, Estimate, Strongest, estimate
 from sparring.checkpoint import write_text
 from sparring.cli.arguments import parse
-from sparring.cli.evaluate import of_a_run, open_results, open_subject, tell_classes
+from sparring.cli.evaluate import data_word, of_a_run, open_results, open_subject, tell_classes
 from sparring.cli.screen import Screen
 from sparring.errors import UserError
 
@@ -90,7 +89,7 @@ def run(argv: list[str]) -> int:
     asked = replace(asked, limit=None if asked.limit is not None and asked.limit >= len(images.test) else asked.limit)
     tell_classes(images.test.y, n)
     eps = _radius(path) if asked.eps is None else asked.eps
-    folder = open_results(path, out=asked.out, json=asked.json)
+    folder = open_results(path, out=asked.out, json=asked.json, file=f"{_name(asked)}.json")
     with _bar() as bar:
         task = bar.add_task("images", total=n)
         found = estimate(
@@ -131,7 +130,7 @@ def run(argv: list[str]) -> int:
 
 def _name(asked: Arguments) -> str:
     """A file name that tells results apart: what was not left as it is."""
-    parts = ["bound", *([re.sub(r"[^\w.=]+", "-", asked.data)] if asked.data is not None else [])]
+    parts = ["bound", *([data_word(asked.data)] if asked.data is not None else [])]
     for name in ("eps", "rho", "limit", "seed", "resamples", "strongest", "which"):
         value = getattr(asked, name)
         if value != Arguments.__dataclass_fields__[name].default:

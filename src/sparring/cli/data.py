@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -50,8 +51,11 @@ def run(argv: list[str]) -> int:
         return 0
     if options.name is None:
         raise UserError(f"which data set? Write for example: sparring data fetch cifar10. {_FETCHABLE}")
+    began = time.time_ns()
     path = data.fetch(options.name, root=options.root, source=options.source)
     print(f"{options.name} is here: {path}")
+    if options.source is not None and path.is_file() and path.stat().st_mtime_ns < began - 10**9:
+        print(f"note: it was here already and is whole; {options.source} was not read.")
     return 0
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shlex
 from collections import Counter
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from json import loads
@@ -96,7 +98,7 @@ def run(argv: list[str]) -> int:
         mean=asked.mean,
         std=asked.std,
     )
-    folder = open_results(path, out=asked.out, json=asked.json)
+    folder = open_results(path, out=asked.out, json=asked.json, file=f"{_name(asked)}.json")
     own = [PROTOCOLS[name].limit for name in asked.protocol]
     own_limit = None if None in own else max(limit for limit in own if limit is not None)
     tell_classes(images.test.y, asked.limit or own_limit or len(images.test))
@@ -128,14 +130,21 @@ def run(argv: list[str]) -> int:
     except KeyboardInterrupt:
         raise RunFailed("stopped. The same command continues where it was.") from None
     files = [folder / f"{_name(asked)}.json", *([asked.json] if asked.json else [])]
+    kept, trouble = [], None
     for path in files:
-        write_text(path, result.to_json())
+        try:
+            write_text(path, result.to_json())
+            kept.append(path)
+        except (OSError, UserError) as error:  # what was measured is shown all the same
+            trouble = error
     screen = Screen()
     screen.print(_measured(asked, result, len(images.test)), highlight=False, soft_wrap=True)
     screen.print(result.table())
     _tell_radius(asked, {record.eps for record in result if record.eps})
-    for path in files:
+    for path in kept:
         print(f"wrote {path}")
+    if trouble is not None:
+        raise trouble
     return 0
 
 
@@ -267,12 +276,17 @@ def _tell_unfinished(path: Path) -> None:
             print(f"note: {path} has trained {done} of {epochs} epochs. To its end: {again}")
 
 
-def open_results(path: Path, *, out: Path | None, json: Path | None) -> Path:
-    """The folder for results, made before the work, so that nothing is measured which cannot be kept."""
+def open_results(path: Path, *, out: Path | None, json: Path | None, file: str) -> Path:
+    """The folder for results, made before the work, so that nothing is measured which cannot be kept.
+
+    `file` is what will be written there: in a folder of the user's own it may not be another model's.
+    """
     folder = out or _folder(path)
     make_folder(folder, "--out")
-    if out is None and not path.is_dir():
-        _refuse_others(folder, path)
+    if out is not None:
+        _refuse_others(folder, path, [folder / file])
+    elif not path.is_dir():
+        _refuse_others(folder, path, sorted(folder.glob("*.json")))
     if json:
         make_folder(json.parent, "--json")
         if json.is_dir():
@@ -280,9 +294,9 @@ def open_results(path: Path, *, out: Path | None, json: Path | None) -> Path:
     return folder
 
 
-def _refuse_others(folder: Path, path: Path) -> None:
-    """Files of one name in two folders would write into one: `evaluation/NAME` belongs to the first of them."""
-    for result in sorted(folder.glob("*.json")):
+def _refuse_others(folder: Path, path: Path, results: Iterable[Path]) -> None:
+    """Models of one name in two folders would write into one: what is there belongs to the first of them."""
+    for result in results:
         other = path
         with suppress(OSError, ValueError, KeyError, TypeError):
             other = Path(loads(result.read_text(encoding="utf-8"))["about"]["model"])
@@ -328,7 +342,7 @@ def _folder(path: Path) -> Path:
 def _name(asked: Arguments) -> str:
     """A file name that tells evaluations apart: the protocols, and what was not left as it is."""
     parts = ["+".join(asked.protocol)]
-    parts += [re.sub(r"[^\w.=]+", "-", asked.data)] if asked.data is not None else []
+    parts += [data_word(asked.data)] if asked.data is not None else []
     parts += [f"eps{schedules.spell(asked.eps)}"] if asked.eps is not None else []
     for name, values in (("mean", asked.mean), ("std", asked.std)):
         parts += [name + "_".join(map(schedules.spell, values))] if values else []
@@ -337,6 +351,13 @@ def _name(asked: Arguments) -> str:
         if value != Arguments.__dataclass_fields__[name].default:
             parts.append(f"{value}" if isinstance(value, str) else f"{name}{value}")
     return "-".join(parts)
+
+
+def data_word(data: str) -> str:
+    """A data set in a file name: a path is cut short and told apart by a digest, for others read alike without it."""
+    word = re.sub(r"[^\w.=]+", "-", data)
+    path = data.startswith(("folder:", "npz:")) or len(word) > 60
+    return f"{word[:60]}-{hashlib.sha256(data.encode()).hexdigest()[:8]}" if path else word
 
 
 def make_folder(folder: Path, flag: str) -> None:

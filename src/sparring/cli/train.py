@@ -228,12 +228,13 @@ def _to_resume(argv: list[str]) -> runs.Run:
 
 
 def _value_of(flag: str, argv: list[str]) -> str | None:
+    value = None  # of two the last counts, as it does for all other options
     for word, following in itertools.pairwise([*argv, ""]):
         if word == flag and following:
-            return following
-        if word.startswith(f"{flag}="):
-            return word.removeprefix(f"{flag}=")
-    return None
+            value = following
+        elif word.startswith(f"{flag}="):
+            value = word.removeprefix(f"{flag}=")
+    return value
 
 
 def pick_device(name: str) -> torch.device:
@@ -315,9 +316,10 @@ def _summary(folder: Path) -> None:
     best = max(records, key=lambda record: (record["pgd10"], record["natural"], -record["epoch"]))
     run = runs.open_run(folder)
     for name, record in (("best", best), ("last", records[-1])):
+        file = folder / f"{name}.safetensors"
         print(
             f"{name}: epoch {record['epoch']}, on {run.config.validation} validation images natural "
-            f"{record['natural']:.1%}, PGD-10 {record['pgd10']:.1%}  ({folder / f'{name}.safetensors'})"
+            f"{record['natural']:.1%}, PGD-10 {record['pgd10']:.1%}  ({file}{'' if file.is_file() else ': not there'})"
         )
     eps = max(run.config.attack.eps.values())
     radius = [] if abs(eps - 8 / 255) < 1e-3 else ["--eps", schedules.spell(eps)]  # the paper's protocols have 8/255
