@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from sparring import schedules
 from sparring.attacks.setting import check_radius
@@ -18,7 +18,7 @@ from sparring.objectives import OBJECTIVES, Attack
 from sparring.schedules import Schedule, constant
 from sparring.seeds import check_seed
 
-PRECISIONS = ("fp32", "bf16")
+Precision = Literal["fp32", "bf16"]
 ObjectiveName = Literal[
     "standard",
     "madry",
@@ -69,7 +69,7 @@ class Config:
     """Training images held out to choose the best epoch by."""
     validation_eps: float = 8 / 255
     """Radius of the PGD-10 (step eps/4) that measures robust accuracy on them."""
-    precision: Literal["fp32", "bf16"] = "fp32"
+    precision: Precision = "fp32"
     """Of gradients and activations in the fast engine; weights and verdicts are fp32, and so is the plain engine."""
     seed: int = 0
 
@@ -91,8 +91,8 @@ class Config:
         ):
             if type(value) is not bool:
                 raise UserError(f"{name} must be True or False, got {value!r}.")
-        if self.precision not in PRECISIONS:
-            raise unknown("precision", self.precision, PRECISIONS)
+        if self.precision not in get_args(Precision):
+            raise unknown("precision", self.precision, get_args(Precision))
         check_seed(self.seed)
         for name, value in (("beta", self.beta), ("weight_decay", self.weight_decay)):
             if not 0 <= value < float("inf"):

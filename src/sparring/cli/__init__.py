@@ -110,10 +110,11 @@ def _unbroken() -> Iterator[None]:
         yield
         return
     asked: list[int] = []
-    before = [(number, signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM)]
-    for number, handler in before:
-        if handler is not signal.SIG_IGN:  # of a job in the background, which is to go on
-            signal.signal(number, lambda number, frame: asked.append(number))
+    ours = [(number, signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM)]
+    # Ignored by a job in the background, which is to go on; None is a handler that Python knows nothing of.
+    before = [(number, handler) for number, handler in ours if handler not in (signal.SIG_IGN, None)]
+    for number, _ in before:
+        signal.signal(number, lambda number, frame: asked.append(number))
     try:
         yield
     finally:

@@ -1,0 +1,31 @@
+"""Runs that somebody has changed, or named twice, before they go on."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from sparring import runs
+
+from .conftest import QUICK
+
+
+def test_a_checkpoint_that_has_gone_is_not_named_as_if_it_were_there(sparring, finished, tmp_path):
+    folder = Path(shutil.copytree(finished, tmp_path / "run"))
+    (folder / runs.BEST).unlink()
+    said = sparring("train", "--out", folder, "--resume")
+    assert said.code == 0 and f"({folder / runs.BEST}: not there)" in said.out and f"({folder / runs.LAST})" in said.out
+
+
+def test_a_network_changed_under_a_run(sparring, tmp_path):
+    folder = Path(tmp_path / "run")
+    assert sparring("train", *QUICK, "--out", folder).code == 0
+    text = (folder / runs.CONFIG).read_text()
+    (folder / runs.CONFIG).write_text(text.replace('"tiny_cnn"', '"small_cnn"').replace('"epochs": 2', '"epochs": 3'))
+    sparring("train", "--out", folder, "--resume").mends("of another network than config.json says")
+
+
+def test_of_two_folders_the_last_one_counts(sparring, finished, tmp_path):
+    folder = Path(shutil.copytree(finished, tmp_path / "run"))
+    said = sparring("train", "--out", "nowhere", "--resume", "--out", folder)
+    assert said.code == 0 and "finished already: 2 of 2" in said.out
