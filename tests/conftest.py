@@ -11,10 +11,10 @@ import torch
 if not torch.cuda.is_available():  # before anything imports Triton: its interpreter runs the engine's kernels on a CPU
     os.environ["TRITON_INTERPRET"] = "1"
 
-from sparring.config import Config
-from sparring.recipes.quickstart import FAT
-from sparring.reproduce import Bench, carry_out
-from tests.reproduce.tiny import COURSE, TABLE, planned
+from sparring.paper import Bench, carry_out
+from sparring.recipes.digits import FAT
+from sparring.training.config import Config
+from tests.paper.tiny import COURSE, TABLE, planned
 
 
 @pytest.fixture(scope="session")

@@ -22,15 +22,16 @@ from typing import Any
 import pytest
 import torch
 
-from sparring import data, models, recipes, runs
+from sparring import data, models, recipes
 from sparring.cli import COMMANDS, arguments, main
-from sparring.config import Config, to_json
-from sparring.data.sources import SOURCES
+from sparring.data.registry import SOURCES
 from sparring.evaluation.protocols import find
-from sparring.recipes import paper
-from sparring.recipes.paper.lite import one_cycle
-from sparring.reproduce.headline import headline
-from sparring.reproduce.plan import chosen
+from sparring.paper import specs
+from sparring.paper.headline import headline
+from sparring.paper.plan import chosen
+from sparring.paper.specs.scales import one_cycle
+from sparring.training import run_folder
+from sparring.training.config import Config, to_json
 from tests.cli.conftest import QUICK, write_images
 
 ROOT = Path(__file__).parents[1]
@@ -125,7 +126,7 @@ def parse(words: list[str], monkeypatch: pytest.MonkeyPatch) -> Any:
     with monkeypatch.context() as patched:
         for module in (*modules.values(), arguments):
             patched.setattr(module, "parse", stop, raising=False)
-        patched.setattr(runs, "open_run", lambda folder: SimpleNamespace(recipe="fat-digits", config=Config()))
+        patched.setattr(run_folder, "open_run", lambda folder: SimpleNamespace(recipe="fat-digits", config=Config()))
         command = modules[words[0]]
         with pytest.raises(Parsed) as caught:
             command.run(words[1:])
@@ -140,7 +141,7 @@ def parse(words: list[str], monkeypatch: pytest.MonkeyPatch) -> Any:
     elif words[0] == "recipes" and options.name is not None:
         assert options.name in recipes.groups() or recipes.find(options.name)
     elif words[0] == "reproduce" and options.item is not None:
-        assert chosen(paper.find(options.item), options.scale, options.rows)
+        assert chosen(specs.find(options.item), options.scale, options.rows)
     elif words[0] == "data" and options.action == "fetch":
         assert options.name in data.FETCHABLE
     return options
@@ -212,7 +213,7 @@ def lend(path: str, spare: Path) -> None:
     assert not Path(path).is_absolute(), f"{path}: documents speak of relative paths"
     if path.endswith(".safetensors"):
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(spare / runs.BEST, path)
+        shutil.copy(spare / run_folder.BEST, path)
     else:
         shutil.copytree(spare, path)
 

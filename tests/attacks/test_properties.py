@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from sparring import losses, threat
-from sparring.attacks import fosc_pgd, friendliest_pgd, friendly_pgd, margin_pgd, pgd
+from sparring.attacks import ball, fosc_pgd, friendliest_pgd, friendly_pgd, losses, margin_pgd, pgd
 from sparring.errors import UserError
 from tests.attacks.conftest import images, network
 
@@ -169,7 +168,7 @@ def test_climbs(attack, batch):
     model, x, y = batch
     x_adv = attack(model, x, y, generator=torch.Generator().manual_seed(0))
     if attack is ATTACKS["pgd-kl"]:
-        begun = threat.random_start(x, eps=0.12, start="uniform", generator=torch.Generator().manual_seed(0))
+        begun = ball.random_start(x, eps=0.12, start="uniform", generator=torch.Generator().manual_seed(0))
         assert losses.kl(model(x), model(x_adv)).mean() > losses.kl(model(x), model(begun)).mean()
     else:
         assert nn.functional.cross_entropy(model(x_adv), y) > nn.functional.cross_entropy(model(x), y)

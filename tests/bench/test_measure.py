@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from sparring import cli, recipes, train
-from sparring.bench import Bench, Options, company
+from sparring import cli, recipes
+from sparring.bench import Bench, Options, side_by_side
 from sparring.bench.timing import timed
-from sparring.config import to_json
 from sparring.data import load
+from sparring.training import loop
+from sparring.training.config import to_json
 
 CPU = torch.device("cpu")
 FEW = Options(taus=(0, 2), images=200, plain_batches=2, together=(1, 2), repeats=2, rounds=2)
@@ -50,12 +51,12 @@ def test_every_part_on_a_cpu():
 
 def test_the_engines_epoch_is_the_sum_of_what_it_launched(monkeypatch):
     """With the fast engine (uncaptured on a CPU) every launch is counted, and the counts agree in fp32."""
-    real = train.engine_for
+    real = loop.engine_for
 
     def fast(config, state, data, device, kind):
         return real(config, state, data, device, "plain" if kind == "plain" else "fast")
 
-    monkeypatch.setattr(train, "engine_for", fast)
+    monkeypatch.setattr(loop, "engine_for", fast)
     bench = Bench(recipes.find("fat-digits").config, load("digits"), CPU, replace(FEW, before=0))
     sizes: list[int] = []
     update = bench.engine.update
@@ -79,9 +80,9 @@ def test_the_engines_epoch_is_the_sum_of_what_it_launched(monkeypatch):
 @pytest.mark.parametrize("kind", ["plain", "fast"])
 def test_every_way_does_the_same_work(kind, monkeypatch):
     """Alone, on a model that has been warmed up: from the same weights and statistics as many back-propagations."""
-    real = train.engine_for
+    real = loop.engine_for
     chosen = lambda asked: "plain" if asked == "plain" else kind  # noqa: E731
-    monkeypatch.setattr(train, "engine_for", lambda c, s, d, where, asked: real(c, s, d, where, chosen(asked)))
+    monkeypatch.setattr(loop, "engine_for", lambda c, s, d, where, asked: real(c, s, d, where, chosen(asked)))
     bench = Bench(recipes.find("fat-digits").config, load("digits"), CPU, replace(FEW, images=600, before=2))
     before = {name: tensor.clone() for name, tensor in bench.state.model.state_dict().items()}
     said = dict(bench.parts(["plain"]))["plain"]
@@ -139,9 +140,9 @@ def test_each_of_them_has_its_share(monkeypatch):
         for seed in range(len(commands)):
             (folder / f"done-{seed}").write_text("[10.0, 20.0]")
 
-    monkeypatch.setattr(company, "run_together", run)
+    monkeypatch.setattr(side_by_side, "run_together", run)
     given = {"device": CPU, "images": 0, "tau": 0, "rounds": 2}
-    assert company.images_per_second(recipes.find("fat-digits").config, 3, share=66, **given) == [30.0, 60.0]
+    assert side_by_side.images_per_second(recipes.find("fat-digits").config, 3, share=66, **given) == [30.0, 60.0]
     assert asked == [(3, 66)]
 
 
@@ -150,7 +151,7 @@ def test_a_last_batch_is_met_before_they_wait_for_each_other(tmp_path, monkeypat
     (tmp_path / "task.json").write_text(json.dumps(task | {"tau": 0, "rounds": 1}))
     met = []
     monkeypatch.setattr(Bench, "last_batch", lambda bench: met.append((tmp_path / "ready-0").exists()))
-    company._one(tmp_path, 0)
+    side_by_side._one(tmp_path, 0)
     assert met == [False] and (tmp_path / "done-0").exists()
 
 

@@ -15,8 +15,9 @@ import pytest
 import torch
 
 import sparring as library
-from sparring import runs, weights
+from sparring import weights
 from sparring.cli import evaluate as command
+from sparring.training import run_folder
 
 from .conftest import QUICK, start, write_images
 
@@ -62,12 +63,12 @@ def test_another_radius_than_the_runs_is_worth_a_line(sparring, run):
 
 def test_a_run_that_is_not_at_its_end_is_worth_a_line(sparring, run):
     assert "note: " not in sparring("evaluate", run, *FAST, "--eps", "0.3").out
-    written = json.loads((run / runs.CONFIG).read_text())
+    written = json.loads((run / run_folder.CONFIG).read_text())
     written["config"]["epochs"] = 9
-    (run / runs.CONFIG).write_text(json.dumps(written))
+    (run / run_folder.CONFIG).write_text(json.dumps(written))
     said = " ".join(sparring("evaluate", run, *FAST, "--eps", "0.3").out.split())
     assert f"note: {run} has trained 2 of 9 epochs. To its end: sparring train --out {run} --resume" in said
-    (run / runs.CONFIG).write_text("{")  # the weights know what they are
+    (run / run_folder.CONFIG).write_text("{")  # the weights know what they are
     assert sparring("evaluate", run, *FAST).code == 0
 
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import sparring as library
-from sparring import runs
 from sparring.cli import train as command
 from sparring.data import load
+from sparring.training import run_folder
 
 from .conftest import write_images
 
@@ -24,7 +24,7 @@ def own(sparring, tmp_path):
     write_images(tmp_path / "mine", 100)
     words = ["fat-digits", "--data", "folder:mine", "--epochs", 2, "--validation", 20, "--attack.steps", 2]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(command, "stopping", lambda: nullcontext(lambda: len(runs.read_metrics(Path("run"))) == 1))
+        patch.setattr(command, "stopping", lambda: nullcontext(lambda: len(run_folder.read_metrics(Path("run"))) == 1))
         said = sparring("train", *words, "--out", "run")
     assert said.code == 1 and "note: images from mine; no test folder: a fifth of every class is test data." in said.out
     return tmp_path
@@ -51,7 +51,7 @@ def test_images_that_have_moved_are_found_again(sparring, own):
     other = sparring("train", "--out", "run", "--resume", "--data", "folder:others")
     other.mends("begun with another configuration (data folder:mine -> folder:others)")
     assert sparring("train", "--out", "run", "--resume", "--data", "folder:theirs").code == 0
-    assert runs.open_run(Path("run")).config.data == "folder:theirs"
+    assert run_folder.open_run(Path("run")).config.data == "folder:theirs"
     (own / "theirs").rename(own / "ours")  # of a run that has come to its end
     assert sparring("train", "--out", "run", "--resume", "--data", "folder:ours").code == 0
     assert sparring("evaluate", "run", "--protocol", "quick", "--no-doubts").code == 0

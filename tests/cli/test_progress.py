@@ -11,7 +11,7 @@ from sparring import models
 from sparring.cli import progress
 from sparring.cli.progress import TrainingBar
 from sparring.data import load
-from sparring.train import _one_class, train
+from sparring.training.loop import _one_class, train
 
 
 def watched(small, folder, *, terminal, **options) -> str:

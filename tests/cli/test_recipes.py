@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from sparring import config
 from sparring.recipes import RECIPES, groups
+from sparring.training import config
 
 ROOT = Path(__file__).parents[2]
 

@@ -12,21 +12,21 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sparring import runs
 from sparring.cli.evaluate import run as evaluate
 from sparring.errors import UserError
-from sparring.recipes import paper
+from sparring.paper import specs
 from sparring.report.gather import methods
 from sparring.report.page import Method, table
+from sparring.training import run_folder
+from tests.paper.tiny import COURSE, TABLE
 from tests.report.test_page import CHROMIUM, Reader, make_walk
-from tests.reproduce.tiny import COURSE, TABLE
 
-ITEMS = {item.name: item for item in (TABLE, COURSE, paper.find("fig-motivation"))}
+ITEMS = {item.name: item for item in (TABLE, COURSE, specs.find("fig-motivation"))}
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    monkeypatch.setattr(paper, "ITEMS", ITEMS)
+    monkeypatch.setattr(specs, "ITEMS", ITEMS)
 
 
 @pytest.fixture(scope="session")
@@ -81,7 +81,7 @@ def test_runs(sparring, evaluated, finished):
 
 
 def test_hardware_and_validation_images_are_told(sparring, evaluated, finished, tmp_path):
-    (session,) = runs.read_environment(finished)
+    (session,) = run_folder.read_environment(finished)
     trained = f"trained on {session['device']}, {session['threads']} thread{'s' if session['threads'] > 1 else ''}"
     assert sparring("report", finished, "--walks", 0).code == 0
     words = page()[1].text
@@ -90,7 +90,7 @@ def test_hardware_and_validation_images_are_told(sparring, evaluated, finished, 
     shared = {**session, "device": "NVIDIA H200", "threads": 1, "at_once": 4}
     for name, sessions in (("same", [session, session]), ("moved", [session, shared]), ("bare", [])):
         folder = shutil.copytree(finished, tmp_path / "all" / name)
-        (folder / runs.ENVIRONMENT).write_text(json.dumps(sessions))
+        (folder / run_folder.ENVIRONMENT).write_text(json.dumps(sessions))
     assert sparring("report", "all", evaluated, "--walks", 0).code == 0
     words = page()[1].text
     assert f"same: {trained}. " in words and f"fat-run: {trained}; evaluated on " in words
@@ -164,9 +164,9 @@ def walked_on(monkeypatch, found):
 def test_walks_are_of_the_most_robust_run_that_has_any(sparring, finished, tmp_path, monkeypatch):
     names = ["third", "first", "second"]
     for accuracy, name in zip((0.9, 0.2, 0.5), names, strict=True):
-        records = runs.read_metrics(shutil.copytree(finished, tmp_path / "all" / name))
+        records = run_folder.read_metrics(shutil.copytree(finished, tmp_path / "all" / name))
         told = "".join(json.dumps({**record, "pgd10": accuracy}) + "\n" for record in records)
-        (tmp_path / "all" / name / runs.METRICS).write_text(told)
+        (tmp_path / "all" / name / run_folder.METRICS).write_text(told)
     gone = UserError("no such file: gone.npz.")
     asked = walked_on(monkeypatch, {"first": [make_walk()], "second": [], "third": gone})
     assert sparring("report", "all").code == 0

@@ -6,9 +6,9 @@ import json
 import shutil
 from pathlib import Path
 
-from sparring import runs
-from sparring.recipes import paper
+from sparring.paper import specs
 from sparring.report.gather import methods
+from sparring.training import run_folder
 from tests.cli.conftest import QUICK
 from tests.cli.test_report import ITEMS, page
 
@@ -45,7 +45,7 @@ def test_an_unfinished_run_is_left_out_and_the_page_says_so(sparring, finished, 
     text, reader = page()
     assert left_out in reader.text and "<h1>done</h1>" in text and '<figure class="strip"' in text
     # Beside results no run need be left.
-    monkeypatch.setattr(paper, "ITEMS", ITEMS)
+    monkeypatch.setattr(specs, "ITEMS", ITEMS)
     said = sparring("report", measured / "results", "all/young")
     assert said.code == 0 and "all/young" in said.out and "for want of a finished epoch" in page()[1].text
     shutil.rmtree("all/done")
@@ -80,7 +80,7 @@ def test_an_evaluation_amid_a_run_has_the_costs_up_to_there(sparring, finished, 
     told["about"]["facts"] |= {"epoch": 1, "step": 3}
     kept.write_text(json.dumps(told))
     (row,) = methods(run)
-    first, second = runs.read_metrics(run)
+    first, second = run_folder.read_metrics(run)
     assert "checkpoint of epoch 1 and 3 steps" in row.measured and "1 of 2 epochs" in row.about
     assert (row.backprops, row.seconds) == (first["backprops"], first["seconds"])
     told["about"] |= {"which": "best"}  # known when all epochs are done
@@ -97,6 +97,6 @@ def test_an_evaluation_amid_a_run_has_the_costs_up_to_there(sparring, finished, 
 def test_records_may_be_ahead_of_the_checkpoint(finished, tmp_path):
     """As of a run that was killed between the two, or whose epochs are too short to be saved each."""
     run = shutil.copytree(finished, tmp_path / "run")
-    records = runs.read_metrics(run)
-    runs.Run(run, runs.open_run(run).config, "").record({**records[-1], "epoch": 3})
-    assert len(runs.whole_history(run)) == 3
+    records = run_folder.read_metrics(run)
+    run_folder.Run(run, run_folder.open_run(run).config, "").record({**records[-1], "epoch": 3})
+    assert len(run_folder.whole_history(run)) == 3

@@ -15,24 +15,23 @@ from pathlib import Path
 import pytest
 import torch
 
-from sparring import runs
 from sparring.cli import reproduce
 from sparring.cli.train import breakable
-from sparring.recipes import paper
-from sparring.recipes.paper.figures import FIG_EPS
-from sparring.reproduce import headline
-from sparring.reproduce.collect import collect
-from tests.reproduce.test_collect import copy
-from tests.reproduce.tiny import COURSE, TABLE
+from sparring.paper import headline, specs
+from sparring.paper.collect import collect
+from sparring.paper.specs.figures import FIG_EPS
+from sparring.training import run_folder
+from tests.paper.test_collect import copy
+from tests.paper.tiny import COURSE, TABLE
 
-TABLE1 = paper.find("table1")
-ITEMS = {item.name: item for item in (TABLE, COURSE, paper.find("fig-motivation"))}
+TABLE1 = specs.find("table1")
+ITEMS = {item.name: item for item in (TABLE, COURSE, specs.find("fig-motivation"))}
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     """The same command, with items that take seconds."""
-    monkeypatch.setattr(paper, "ITEMS", ITEMS)
+    monkeypatch.setattr(specs, "ITEMS", ITEMS)
 
 
 def test_the_list(sparring):
@@ -108,7 +107,7 @@ def test_time_is_up_and_the_same_command_continues(sparring, monkeypatch):
     assert said.code == 0 and "Time is up" not in said.out and "training table-tiny" in said.out  # no epoch was done
     assert json.loads(Path("results/table-tiny/limit16/fat-lite-seed0.json").read_text())["state"] == "measured"
     (folder,) = Path("runs/paper").iterdir()
-    assert len(runs.read_environment(folder)) == 2
+    assert len(run_folder.read_environment(folder)) == 2
 
 
 def test_a_run_that_goes_on_says_from_where(sparring, monkeypatch):
@@ -116,7 +115,7 @@ def test_a_run_that_goes_on_says_from_where(sparring, monkeypatch):
     real = reproduce.carry_out
 
     def stop_after_an_epoch(jobs, bench):
-        bench.stop = lambda: len(runs.read_metrics(jobs[0].folder)) == 1
+        bench.stop = lambda: len(run_folder.read_metrics(jobs[0].folder)) == 1
         return real(jobs, bench)
 
     with monkeypatch.context() as patched:
@@ -154,10 +153,10 @@ def test_ctrl_c_ends_in_the_command_that_continues(sparring, monkeypatch):
 WITH_TINY_ITEMS = """
 import sys
 from sparring.cli import main
-from sparring.recipes import paper
-from sparring.recipes.paper.figures import FIG_EPS
-from tests.reproduce.tiny import TABLE
-paper.ITEMS = {TABLE.name: TABLE}
+from sparring.paper import specs
+from sparring.paper.specs.figures import FIG_EPS
+from tests.paper.tiny import TABLE
+specs.ITEMS = {TABLE.name: TABLE}
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -217,7 +216,7 @@ def test_without_a_table_there_is_no_headline(sparring, monkeypatch):
 
 def test_a_table_fits_a_narrow_screen(sparring, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr(paper, "ITEMS", {"table1": TABLE1})
+    monkeypatch.setattr(specs, "ITEMS", {"table1": TABLE1})
     said = sparring("reproduce", "table1", "--draw")
     assert "AutoAttack" not in said.out.partition("paper takes")[0] and "BPs" not in said.out  # empty for everybody
     for part in ("FAT 16/255", "Natural", "PGD-100", "89.34", "± 0.22", "± 0.53"):

@@ -5,23 +5,29 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from sparring import runs
+from sparring.training import run_folder
 
 from .conftest import QUICK
 
 
 def test_a_checkpoint_that_has_gone_is_not_named_as_if_it_were_there(sparring, finished, tmp_path):
     folder = Path(shutil.copytree(finished, tmp_path / "run"))
-    (folder / runs.BEST).unlink()
+    (folder / run_folder.BEST).unlink()
     said = sparring("train", "--out", folder, "--resume")
-    assert said.code == 0 and f"({folder / runs.BEST}: not there)" in said.out and f"({folder / runs.LAST})" in said.out
+    assert (
+        said.code == 0
+        and f"({folder / run_folder.BEST}: not there)" in said.out
+        and f"({folder / run_folder.LAST})" in said.out
+    )
 
 
 def test_a_network_changed_under_a_run(sparring, tmp_path):
     folder = Path(tmp_path / "run")
     assert sparring("train", *QUICK, "--out", folder).code == 0
-    text = (folder / runs.CONFIG).read_text()
-    (folder / runs.CONFIG).write_text(text.replace('"tiny_cnn"', '"small_cnn"').replace('"epochs": 2', '"epochs": 3'))
+    text = (folder / run_folder.CONFIG).read_text()
+    (folder / run_folder.CONFIG).write_text(
+        text.replace('"tiny_cnn"', '"small_cnn"').replace('"epochs": 2', '"epochs": 3')
+    )
     sparring("train", "--out", folder, "--resume").mends("of another network than config.json says")
 
 

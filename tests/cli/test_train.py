@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import sparring as library
-from sparring import evaluation, runs
+from sparring import evaluation
 from sparring.cli import train as command
 from sparring.cli.recipes import PROTOCOLS
 from sparring.cli.train import Flag, pick_device, stopping
@@ -24,7 +24,8 @@ from sparring.data import Split, load
 from sparring.errors import UserError
 from sparring.recipes import RECIPES, find
 from sparring.schedules import constant
-from tests.test_train import same_run
+from sparring.training import run_folder
+from tests.training.test_loop import same_run
 
 from .conftest import QUICK, start, write_images
 
@@ -39,11 +40,11 @@ def test_a_recipe_with_overrides(sparring, tmp_path):
     folder = Path("runs/fat-digits-seed3")  # unless --out says otherwise
     assert f"-> {folder}" in said.out and "epoch   2 " in said.out
     assert said.out.endswith(f"Now measure it on test data: sparring evaluate {folder} --protocol mart\n")
-    run = runs.open_run(folder)
+    run = run_folder.open_run(folder)
     assert run.recipe == "fat-digits" and run.config.seed == 3 and run.config.epochs == 2
     assert run.config.attack.eps == constant(8 / 255)
     assert run.config.validation_eps == find("fat-digits").config.validation_eps
-    records = runs.read_metrics(folder)
+    records = run_folder.read_metrics(folder)
     assert [record["tau"] for record in records] == [0, 1]
     last = records[-1]
     measured = f"natural {last['natural']:.1%}, PGD-10 {last['pgd10']:.1%}"
@@ -54,9 +55,9 @@ def test_a_recipe_with_overrides(sparring, tmp_path):
 def test_what_is_found_another_way_trains_by_the_same_command(sparring, recipe):
     said = sparring("train", recipe, *QUICK[1:])
     assert said.code == 0 and said.err == ""
-    run = runs.open_run(Path("runs") / f"{recipe}-seed0")
+    run = run_folder.open_run(Path("runs") / f"{recipe}-seed0")
     assert run.config.attack.project != (recipe == "no-projection-digits")
-    tau = runs.read_metrics(run.folder)[-1]["tau"]
+    tau = run_folder.read_metrics(run.folder)[-1]["tau"]
     assert (tau is None) == (recipe == "fat-by-loss-digits")
 
 
@@ -141,14 +142,14 @@ def test_folders_that_cannot_be_used(sparring, tmp_path, out, says):
 
 def test_a_run_is_kept_unless_it_is_given_up(sparring, finished, tmp_path):
     folder = Path(shutil.copytree(finished, tmp_path / "run"))
-    before = (folder / runs.LAST).read_bytes()
+    before = (folder / run_folder.LAST).read_bytes()
     sparring("train", *QUICK, "--out", folder).mends("already holds a run", "--resume", "--out", "--overwrite")
     sparring("train", *QUICK, "--out", folder, "--resume", "--epochs", "3").mends("configuration (epochs 2 -> 3)")
     sparring("train", "--out", folder, "--resume", "--seed", "4").mends("another configuration (seed 0 -> 4)")
     sparring("train", "madry-digits", "--out", folder, "--resume").mends("objective fat -> madry")
-    assert (folder / runs.LAST).read_bytes() == before
+    assert (folder / run_folder.LAST).read_bytes() == before
     assert sparring("train", *QUICK, "--out", folder, "--overwrite", "--seed", "4").code == 0
-    assert runs.open_run(folder).config.seed == 4
+    assert run_folder.open_run(folder).config.seed == 4
 
 
 def test_resuming_with_another_length_is_refused_and_not_called_finished(sparring, finished, tmp_path):
@@ -168,16 +169,16 @@ def test_resuming_a_finished_run_says_so_and_changes_nothing(sparring, finished,
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        (runs.CONFIG, b"{", "is damaged"),
-        (runs.CONFIG, b"[]", "is damaged"),
-        (runs.CONFIG, b'{"config": 3}', "is damaged"),
-        (runs.CONFIG, b'{"config": {"attack": 3}}', "is damaged"),
-        (runs.CONFIG, b'{"config": {"colour": 3}}', "not written by this version"),
-        (runs.CONFIG, b"\xff\xfe", "is damaged"),
-        (runs.ENVIRONMENT, b"{", "is damaged. Delete it"),
-        (runs.ENVIRONMENT, b"3", "is damaged. Delete it"),
-        (runs.LAST, b"", "not a whole safetensors file"),
-        (runs.LAST, b"half", "not a whole safetensors file"),
+        (run_folder.CONFIG, b"{", "is damaged"),
+        (run_folder.CONFIG, b"[]", "is damaged"),
+        (run_folder.CONFIG, b'{"config": 3}', "is damaged"),
+        (run_folder.CONFIG, b'{"config": {"attack": 3}}', "is damaged"),
+        (run_folder.CONFIG, b'{"config": {"colour": 3}}', "not written by this version"),
+        (run_folder.CONFIG, b"\xff\xfe", "is damaged"),
+        (run_folder.ENVIRONMENT, b"{", "is damaged. Delete it"),
+        (run_folder.ENVIRONMENT, b"3", "is damaged. Delete it"),
+        (run_folder.LAST, b"", "not a whole safetensors file"),
+        (run_folder.LAST, b"half", "not a whole safetensors file"),
     ],
 )
 def test_a_damaged_run_is_told(sparring, finished, tmp_path, name, content, says):
@@ -273,7 +274,7 @@ def test_a_stopped_run_says_how_to_go_on_and_ends_as_if_left_alone(sparring, tmp
     line, _, again = ended.partition(" Continue with: ")
     assert line.startswith("sparring: stopped in epoch ") and line.endswith("; saved.")
     assert again == "sparring train --out 'a run' --resume --device cpu --no-tensorboard"
-    assert len(runs.read_metrics(tmp_path / "a run")) < 7
+    assert len(run_folder.read_metrics(tmp_path / "a run")) < 7
     assert sparring(*shlex.split(again)[1:]).code == 0
     same_run(whole, tmp_path / "a run")
 
@@ -289,7 +290,7 @@ def test_a_second_ctrl_c_stops_at_once(sparring, tmp_path, monkeypatch):
     assert said.code == 1
     said.one_line("interrupted before anything was begun.")
     assert not Path("run").exists()
-    runs.create(Path("run"), find("fat-digits").config, "fat-digits")
+    run_folder.create(Path("run"), find("fat-digits").config, "fat-digits")
     sparring("train", *QUICK, "--out", "run", "--overwrite").one_line("interrupted before anything was begun.")
     said = sparring("train", "--out", "run", "--resume")
     said.one_line("since the last checkpoint are lost", "sparring train --out run --resume")
@@ -308,7 +309,7 @@ def test_a_training_whose_reader_goes_away_stops(tmp_path):
         "sparring: stopped, because nobody reads the output any more. "
         "Continue with: sparring train --out run --resume --no-tensorboard\n"
     )
-    assert len(runs.read_metrics(tmp_path / "run")) < 7
+    assert len(run_folder.read_metrics(tmp_path / "run")) < 7
 
 
 def test_handlers_are_put_back():
@@ -368,7 +369,7 @@ def test_tensorboard_is_the_default(sparring, tmp_path):
     words = [word for word in QUICK if word != "--no-tensorboard"]
     assert sparring("train", *words, "--epochs", "1", "--out", "run").code == 0
     assert list((tmp_path / "run").glob("events.out.tfevents*"))
-    (session,) = json.loads((tmp_path / "run" / runs.ENVIRONMENT).read_text())
+    (session,) = json.loads((tmp_path / "run" / run_folder.ENVIRONMENT).read_text())
     assert {"sparring", "torch", "device", "command"} <= session.keys()
 
 
@@ -381,7 +382,7 @@ def test_a_curriculum_that_cannot_get_to_its_end_is_told():
 
 def test_a_finished_run_without_its_records(sparring, finished, tmp_path):
     run = shutil.copytree(finished, tmp_path / "run")
-    (run / runs.METRICS).unlink()
+    (run / run_folder.METRICS).unlink()
     sparring("train", "--out", run, "--resume").mends("metrics.jsonl is damaged", "and there are none.")
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sparring.data import cifar10
+from sparring.data import cifar
 from sparring.data.stored import sha256
 
 PER_BATCH = 4
@@ -77,6 +77,6 @@ def fake_cifar(monkeypatch: pytest.MonkeyPatch) -> FakeCifar:
         rng.integers(0, 256, (24, 32, 32, 3), dtype=np.uint8), rng.integers(0, 10, 24, dtype=np.int64).astype(np.uint8)
     )
     parts = {"x_train": fake.x[:20], "y_train": fake.y[:20], "x_test": fake.x[20:], "y_test": fake.y[20:]}
-    monkeypatch.setattr(cifar10, "PER_BATCH", PER_BATCH)
-    monkeypatch.setattr(cifar10, "SHA256", {key: sha256(array) for key, array in parts.items()})
+    monkeypatch.setattr(cifar, "PER_BATCH", PER_BATCH)
+    monkeypatch.setattr(cifar, "SHA256", {key: sha256(array) for key, array in parts.items()})
     return fake

@@ -113,7 +113,7 @@ def test_ctrl_c_leaves_nothing(sources, root, monkeypatch, where):
     if where == "download":
         monkeypatch.setattr("sparring.data.download.check_sum", interrupted)
     elif where == "read":
-        monkeypatch.setattr(module.cifar10, "read_source", interrupted)
+        monkeypatch.setattr(module.cifar, "read_source", interrupted)
     else:
         monkeypatch.setattr(np, "savez", interrupted)
     with pytest.raises(KeyboardInterrupt):

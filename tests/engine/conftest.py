@@ -5,7 +5,7 @@ import importlib
 import pytest
 import torch
 
-from sparring.engine.fold import fold
+from sparring.engine.attack.folded import fold
 
 
 @pytest.fixture
@@ -17,10 +17,12 @@ def folded(monkeypatch):
         with torch.no_grad():
             for _ in range(2 if norm else 0):
                 model.train()(torch.rand(4, 3, 8, 8))
-        module = importlib.import_module("sparring.engine.reading")
+        module = importlib.import_module("sparring.engine.manual.read_chain")
         plain = fold(model, dtype=torch.float32, fused=True)
         assert plain.passes is None  # a CPU
-        layers = tuple(importlib.import_module(f"sparring.engine.{name}") for name in ("conv", "ends", "pooling"))
+        layers = tuple(
+            importlib.import_module(f"sparring.engine.triton.{name}") for name in ("conv", "first_layer", "pooling")
+        )
         monkeypatch.setattr(module, "convolutions_for", lambda device: layers)
         ours = fold(model, dtype=torch.float32, fused=True)
         return (network.to(memory_format=torch.channels_last) for network in (ours, plain))

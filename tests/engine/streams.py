@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import torch
 
-from sparring.engine.graphs import Captured
+from sparring.engine.cuda_graphs import Captured
 
 
 class Streams:

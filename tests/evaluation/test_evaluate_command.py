@@ -5,10 +5,10 @@ import json
 import pytest
 import torch
 
-from sparring import checkpoint
 from sparring.cli.evaluate import run
 from sparring.errors import UserError
 from sparring.evaluation import Result
+from sparring.training import checkpoint
 
 FACTS = {"name": "tiny_cnn", "num_classes": 10, "channels": 1, "size": [8, 8], "normalize": None}
 

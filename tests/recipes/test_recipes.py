@@ -9,10 +9,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from sparring import config, models, recipes
+from sparring import models, recipes
 from sparring.cli.train import _options
 from sparring.errors import UserError
 from sparring.objectives import OBJECTIVES
+from sparring.training import config
 
 SHAPES = {"digits": (1, (8, 8)), "cifar10": (3, (32, 32))}
 

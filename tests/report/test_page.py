@@ -14,7 +14,7 @@ from markupsafe import Markup
 from PIL import Image
 
 from sparring.errors import UserError
-from sparring.report import Frame, Method, Walk, figures, write_page
+from sparring.report import Frame, Method, Walk, charts, write_page
 from sparring.report.page import (
     Drawing,
     Exhibit,
@@ -325,7 +325,7 @@ def printed(folder, **given):
 def test_on_paper_headings_pictures_and_captions_stay_together_and_notes_flow(tmp_path):
     groups = [
         Drawing(
-            Markup(figures.curves({"a": ([1, 2], [1.0, 2.0])}, name=f"n{i}", title="t", alt="a")),
+            Markup(charts.curves({"a": ([1, 2], [1.0, 2.0])}, name=f"n{i}", title="t", alt="a")),
             f"begin{i}. {'More words. ' * (7 * i % 60)} end{i}.",
             f"Group{i}.",
         )

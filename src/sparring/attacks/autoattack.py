@@ -18,8 +18,8 @@ import torch
 from pyautoattack import AutoAttack
 from torch import Tensor
 
-from sparring import threat
-from sparring.attacks.setting import Model, check_batch, check_radius
+from sparring.attacks import ball
+from sparring.attacks.checks import Model, check_batch, check_radius
 from sparring.errors import unknown
 
 Version = Literal["standard", "rand"]
@@ -77,7 +77,7 @@ def attack_part(
         suite = AutoAttack(logits, eps=eps, device=x.device, version=version, seed=seed)
         found = _perturb(suite, part, images, y, targets=min(_MOST_TARGETS, classes - 1))
     claimed = (found != images).flatten(1).any(dim=1)
-    x_adv = torch.where(claimed.view(-1, *[1] * (x.ndim - 1)), threat.project(found.to(x.dtype), x, eps), x)
+    x_adv = torch.where(claimed.view(-1, *[1] * (x.ndim - 1)), ball.project(found.to(x.dtype), x, eps), x)
     return Claim(x_adv.detach(), claimed)
 
 

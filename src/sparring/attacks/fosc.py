@@ -12,10 +12,10 @@ import math
 import torch
 from torch import Tensor
 
-from sparring import threat
+from sparring.attacks import ball
+from sparring.attacks.checks import Model
 from sparring.attacks.friendly import Found
-from sparring.attacks.setting import Model
-from sparring.attacks.until import pgd_until
+from sparring.attacks.stop_rules import pgd_until
 from sparring.errors import UserError
 
 
@@ -34,7 +34,7 @@ def fosc_pgd(
     step_size: float,
     steps: int,
     criterion: float,
-    start: threat.Start = "uniform",
+    start: ball.Start = "uniform",
     generator: torch.Generator | None = None,
 ) -> Found:
     """Adversarial data of the wanted strength: each attack stops at the first point where FOSC <= `criterion`.

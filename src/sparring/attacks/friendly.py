@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sparring import threat
-from sparring.attacks.setting import (
+from sparring.attacks import ball
+from sparring.attacks.checks import (
     InnerLoss,
     Loss,
     Model,
@@ -45,7 +45,7 @@ def friendly_pgd(
     steps: int = 10,
     tau: int = 0,
     loss: Loss = "ce",
-    start: threat.Start = None,
+    start: ball.Start = None,
     noise: float = 0.0,
     project: bool = True,
     generator: torch.Generator | None = None,
@@ -71,7 +71,7 @@ def friendly_pgd(
     generator = generator or fresh_generator(x)
     with quiet(model):
         x, y = x.detach().clone(), y.clone()  # plain tensors, also where the caller is in inference mode
-        x_adv = threat.random_start(x, eps=eps, start=start, generator=generator, inside=project)
+        x_adv = ball.random_start(x, eps=eps, start=start, generator=generator, inside=project)
         inner = InnerLoss(loss, model, x)
         # The active examples, compact and in the caller's order: row i of each belongs to example rows[i].
         rows = torch.arange(len(x), device=x.device)
@@ -79,7 +79,7 @@ def friendly_pgd(
         tau_left, backprops = torch.full_like(rows, int(tau)), torch.zeros_like(rows)
         for step in range(steps):
             # Drawn for the whole batch, so that an example's noise does not depend on when the others stop.
-            kicks = noise * threat.draw_normal(x, generator) if noise else None
+            kicks = noise * ball.draw_normal(x, generator) if noise else None
             point = here.detach().requires_grad_()
             logits = model(point)
             if step == 0:
@@ -99,7 +99,7 @@ def friendly_pgd(
             here = here + step_size * gradient.sign()
             if kicks is not None:
                 here = here + kicks[rows]
-            here = threat.project(here, natural, eps) if project else here.clamp(0.0, 1.0)
+            here = ball.project(here, natural, eps) if project else here.clamp(0.0, 1.0)
             backprops[rows] += 1
             x_adv[rows] = here
         return Found(x_adv.detach(), backprops)

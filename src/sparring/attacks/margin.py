@@ -8,10 +8,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sparring import losses, threat
+from sparring.attacks import ball, losses
+from sparring.attacks.checks import Model
 from sparring.attacks.friendly import Found
-from sparring.attacks.setting import Model
-from sparring.attacks.until import pgd_until
+from sparring.attacks.stop_rules import pgd_until
 from sparring.errors import UserError
 
 
@@ -29,7 +29,7 @@ def margin_pgd(
     step_size: float,
     steps: int,
     margin: float,
-    start: threat.Start = "uniform",
+    start: ball.Start = "uniform",
     generator: torch.Generator | None = None,
 ) -> Found:
     """Each attack stops at the first point where the model is wrong by more than `margin`.

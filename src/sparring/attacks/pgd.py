@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sparring import threat
-from sparring.attacks.setting import (
+from sparring.attacks import ball
+from sparring.attacks.checks import (
     InnerLoss,
     Loss,
     Model,
@@ -31,7 +31,7 @@ def pgd(
     step_size: float = 2 / 255,
     steps: int = 20,
     loss: Loss = "ce",
-    start: threat.Start = "uniform",
+    start: ball.Start = "uniform",
     generator: torch.Generator | None = None,
 ) -> Tensor:
     """The images after `steps` steps of PGD, in the order, shape, dtype and device of `x`.
@@ -51,7 +51,7 @@ def pgd(
         return x.clone()
     with quiet(model):
         x, y = x.detach().clone(), y.clone()  # plain tensors, also where the caller is in inference mode
-        x_adv = threat.random_start(x, eps=eps, start=start, generator=generator or fresh_generator(x))
+        x_adv = ball.random_start(x, eps=eps, start=start, generator=generator or fresh_generator(x))
         inner = InnerLoss(loss, model, x)
         for step in range(steps):
             point = x_adv.detach().requires_grad_()
@@ -59,5 +59,5 @@ def pgd(
             if step == 0:
                 check_logits(logits, x, y)
             gradient = input_gradient(inner(logits, y), point)
-            x_adv = threat.project(x_adv + step_size * gradient.sign(), x, eps)
+            x_adv = ball.project(x_adv + step_size * gradient.sign(), x, eps)
         return x_adv.detach()

@@ -19,13 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparring import runs, train
 from sparring.attacks import friendly_pgd
-from sparring.bench.company import images_per_second
-from sparring.bench.literal import literal_pgd
-from sparring.bench.start import start_up, told_start
+from sparring.bench.literal_loop import literal_pgd
+from sparring.bench.side_by_side import images_per_second
+from sparring.bench.start_up import start_up, told_start
 from sparring.bench.timing import Timed, timed, wait
-from sparring.config import Config, model_facts, to_json
 from sparring.data import Dataset, Split, batches, count_batches, hold_out
 from sparring.engine import Engine, FastWalk, tuned
 from sparring.errors import UserError
@@ -33,8 +31,10 @@ from sparring.models import forward_flops
 from sparring.objectives import OBJECTIVES
 from sparring.schedules import constant
 from sparring.seeds import generator
-from sparring.state import Tally
-from sparring.together import fair_share
+from sparring.training import loop, run_folder
+from sparring.training.config import Config, model_facts, to_json
+from sparring.training.gpu_sharing import fair_share
+from sparring.training.state import Tally
 
 
 @dataclass(frozen=True)
@@ -88,14 +88,14 @@ class Bench:
         self.training = Split(training.x[:count], training.y[:count]).to(self.device)
         self.facts = model_facts(self.config, self.data)
         self.awp = max(self.config.awp.values())
-        self.state = train.begin(self.config, self.facts, self.device)
+        self.state = loop.begin(self.config, self.facts, self.device)
         self.found: dict[str, Any] = {
             "config": to_json(self.config),
             "options": dataclasses.asdict(self.options),
-            **runs.environment(self.device),
+            **run_folder.environment(self.device),
         }
         began = time.time()
-        self.engine: Engine = train.engine_for(self.config, self.state, self.data, self.device, "auto")
+        self.engine: Engine = loop.engine_for(self.config, self.state, self.data, self.device, "auto")
         x, y = self._batch(0)
         with tuned(self.engine):
             self._attack(self.engine, x, y, tau=0, step=0)
@@ -145,12 +145,12 @@ class Bench:
         if not isinstance(self.engine.walk, FastWalk):
             return [("", "the plain path is the reference: nothing to compare")]
         exact = replace(self.config, precision="fp32")
-        state = train.begin(exact, self.facts, self.device)
+        state = loop.begin(exact, self.facts, self.device)
         state.model.load_state_dict(self.state.model.state_dict())
         allowed = torch.backends.cudnn.allow_tf32
         torch.backends.cudnn.allow_tf32 = False
         try:
-            engine = train.engine_for(exact, state, self.data, self.device, "auto")
+            engine = loop.engine_for(exact, state, self.data, self.device, "auto")
             rows, kept = [], []
             for tau in (0, 2):
                 x, y = self._batch(1)
@@ -224,8 +224,8 @@ class Bench:
         """
         self._warm_up()
         kept_state = {name: tensor.clone() for name, tensor in self.state.model.state_dict().items()}
-        state = train.begin(self.config, self.facts, self.device)
-        plain = train.engine_for(self.config, state, self.data, self.device, "plain")
+        state = loop.begin(self.config, self.facts, self.device)
+        plain = loop.engine_for(self.config, state, self.data, self.device, "plain")
         kept: list[dict[str, Any]] = []
         rows: Rows = []
         if not isinstance(self.engine.walk, FastWalk):
@@ -342,7 +342,7 @@ class Bench:
         wait(self.device)
         began = time.perf_counter()
         with tuned(self.engine):
-            train.one_epoch(state, config, self.engine, self.training, steps, [], lambda: None, None, lambda: False)
+            loop.one_epoch(state, config, self.engine, self.training, steps, [], lambda: None, None, lambda: False)
         wait(self.device)
         seconds = time.perf_counter() - began
         tally = state.tally

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 
 from sparring._version import __version__
-from sparring.cli import early
+from sparring.cli import cuda_early
 from sparring.errors import RunFailed, UserError, did_you_mean
 
 # Name -> (module, what it does). Modules are imported only when called: `sparring --help` answers at once.
@@ -71,7 +71,7 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _say("interrupted.", 1)
     except BrokenPipeError:  # `sparring recipes | head`
-        from sparring.cli.screen import let_go
+        from sparring.cli.console import let_go
 
         let_go()
         return 0
@@ -80,7 +80,7 @@ def main(argv: list[str] | None = None) -> int:
             return _say(f"{error.filename} cannot be read or written: {str(error.strerror).lower()}.", 2)
         if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
             raise  # of a file, not of what is printed
-        from sparring.cli.screen import let_go
+        from sparring.cli.console import let_go
 
         let_go()  # what is still to be printed has no place either
         return _say(f"the output could not be written: {error.strerror}.", 1)
@@ -135,7 +135,7 @@ def _dispatch(words: list[str]) -> int:
     name, rest = words[0], words[1:]
     if name not in COMMANDS:
         raise UserError(f"unknown command {name!r}.{did_you_mean(name, COMMANDS)} Known: {', '.join(COMMANDS)}.")
-    early.wake(words)
+    cuda_early.wake(words)
     with _unbroken():
         run = importlib.import_module(COMMANDS[name][0]).run
     code: int = run(rest)

@@ -16,14 +16,14 @@ import tyro
 
 from sparring import recipes
 from sparring.bench import Bench, Options, told_start
-from sparring.checkpoint import write_text
 from sparring.cli.arguments import parse
-from sparring.cli.screen import Screen
+from sparring.cli.console import Screen
 from sparring.cli.train import pick_device
-from sparring.config import Config
 from sparring.data import load
 from sparring.engine import on
 from sparring.errors import RunFailed, UserError, unknown
+from sparring.training.checkpoint import write_text
+from sparring.training.config import Config
 
 DESCRIPTION = """How fast training is here: attack steps, updates, real epochs, and the plain ways in the same run.
 

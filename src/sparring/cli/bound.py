@@ -14,13 +14,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from sparring import runs, schedules
-from sparring.bound import SURROGATE, Bound, Estimate, Strongest, estimate
-from sparring.checkpoint import write_text
+from sparring import schedules
 from sparring.cli.arguments import parse
+from sparring.cli.console import Screen
 from sparring.cli.evaluate import data_word, of_a_run, open_results, open_subject, tell_classes
-from sparring.cli.screen import Screen
 from sparring.errors import UserError
+from sparring.paper.bound import SURROGATE, Bound, Estimate, Strongest, estimate
+from sparring.training import run_folder
+from sparring.training.checkpoint import write_text
 
 DESCRIPTION = f"""Theorem 1 of the paper, checked: adversarial risk <= friendly bound <= conventional bound?
 
@@ -120,7 +121,7 @@ def run(argv: list[str]) -> int:
         screen.print(f"The second holds for rho up to {found.largest_rho:.4f} on these images.", highlight=False)
     device = next((p.device for p in loaded.model.parameters()), torch.device("cpu"))
     about = {"model": str(asked.path), "which": which, "data": spec, "data_note": images.note, "facts": loaded.facts}
-    facts = {**found.as_dict(), "about": about, "software": runs.environment(device)}
+    facts = {**found.as_dict(), "about": about, "software": run_folder.environment(device)}
     text = json.dumps(facts, indent=1, allow_nan=False) + "\n"
     for file in [folder / f"{_name(asked)}.json", *([asked.json] if asked.json else [])]:
         write_text(file, text)
@@ -140,12 +141,12 @@ def _name(asked: Arguments) -> str:
 
 def _radius(path: Path) -> float:
     """The largest radius that a run was trained for."""
-    if not (path / runs.CONFIG).is_file():
+    if not (path / run_folder.CONFIG).is_file():
         raise UserError(f"{path} does not say the radius it was trained for. Give it: --eps 8/255.")
     try:
-        return max(runs.open_run(path).config.attack.eps.values())
+        return max(run_folder.open_run(path).config.attack.eps.values())
     except UserError:
-        raise UserError(f"{path / runs.CONFIG} cannot be read. Give the radius: --eps 8/255.") from None
+        raise UserError(f"{path / run_folder.CONFIG} cannot be read. Give the radius: --eps 8/255.") from None
 
 
 def _bar() -> Progress:

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from sparring import data
 from sparring.cli.arguments import parse
-from sparring.cli.screen import Screen
+from sparring.cli.console import Screen
 from sparring.errors import UserError
 
 DESCRIPTION = """List the data sets, or fetch one.

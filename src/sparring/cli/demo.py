@@ -13,20 +13,21 @@ from typing import Any
 import torch
 from rich.table import Table
 
-from sparring import runs, schedules
-from sparring.checkpoint import write_text
+from sparring import schedules
 from sparring.cli.arguments import parse
+from sparring.cli.console import Screen
 from sparring.cli.progress import TrainingBar
-from sparring.cli.screen import Screen
 from sparring.cli.train import stopping
-from sparring.config import Config
 from sparring.data import Dataset, load
 from sparring.errors import RunFailed, UserError
 from sparring.evaluation import evaluate
-from sparring.recipes import quickstart
+from sparring.recipes import digits
+from sparring.report.attack_path import choose, walk
 from sparring.report.page import Method, percent, write_page
-from sparring.report.walk import choose, walk
-from sparring.train import Interrupted, train
+from sparring.training import run_folder
+from sparring.training.checkpoint import write_text
+from sparring.training.config import Config
+from sparring.training.loop import Interrupted, train
 
 DESCRIPTION = """Train three models on 8x8 digits, attack them, and write one page that shows what happened and why.
 
@@ -38,9 +39,9 @@ PROTOCOL = "mart"  # PGD-20 and C&W-30 in steps of eps/10, uniform start
 # Column of the table -> attack.
 ATTACKS = {"Natural": "natural", "FGSM": "fgsm", "PGD-20": "pgd20", "C&W": "cw30"}
 TRIALS = {
-    "Standard": (quickstart.STANDARD, "trained on the images as they are"),
-    "Madry": (quickstart.MADRY, "trained on the worst case: all 10 steps of PGD"),
-    "FAT": (quickstart.FAT, "trained on friendly data: each attack stops soon after it fools the model"),
+    "Standard": (digits.STANDARD, "trained on the images as they are"),
+    "Madry": (digits.MADRY, "trained on the worst case: all 10 steps of PGD"),
+    "FAT": (digits.FAT, "trained on friendly data: each attack stops soon after it fools the model"),
 }
 
 
@@ -51,7 +52,7 @@ class Options:
     out: Path = Path("runs/demo")
     """Folder for the page and the three runs; an earlier demo there is replaced."""
     seed: int = 0
-    epochs: int = quickstart.MADRY.epochs
+    epochs: int = digits.MADRY.epochs
     """Fewer for a quicker, rougher look."""
 
 
@@ -63,7 +64,7 @@ def run(argv: list[str]) -> int:
     data, console = load("digits"), Screen()
     console.print(
         f"Digits: {len(data.train)} training and {len(data.test)} test images, 8x8. "
-        f"Attacks may move every pixel by {quickstart.EPS} of its range.",
+        f"Attacks may move every pixel by {digits.EPS} of its range.",
         highlight=False,
     )
     methods, models = [], {}
@@ -100,7 +101,7 @@ def _refuse_strangers(out: Path) -> None:
     if not out.is_dir():
         return
     page = {"index.html"} if (out / "demo.json").is_file() else set()
-    own = {"demo.json", *page, *(name.lower() for name in TRIALS if (out / name.lower() / runs.CONFIG).is_file())}
+    own = {"demo.json", *page, *(name.lower() for name in TRIALS if (out / name.lower() / run_folder.CONFIG).is_file())}
     others = sorted(entry.name for entry in out.iterdir() if entry.name not in own)
     if others:
         raise UserError(f"{out} holds something else ({others[0]}). Choose an empty or a new folder with --out.")
@@ -117,10 +118,10 @@ def _measure(name: str, about: str, config: Config, model: torch.nn.Module, data
     }
     x, y, eps = data.test.x, data.test.y, config.validation_eps
     found = evaluate(model, x, y, PROTOCOL, eps=eps, doubts=False, about=origin)
-    kept = folder / runs.EVALUATION
+    kept = folder / run_folder.EVALUATION
     kept.mkdir(exist_ok=True)
     write_text(kept / f"{PROTOCOL}-eps{schedules.spell(eps)}.json", found.to_json())
-    history = runs.read_metrics(folder)
+    history = run_folder.read_metrics(folder)
     return Method(
         name=name,
         about=about,
@@ -134,14 +135,14 @@ def _measure(name: str, about: str, config: Config, model: torch.nn.Module, data
 
 def _again(out: Path) -> str:
     """The command that measures the friendly model as the demo does."""
-    words = ["sparring", "evaluate", str(out / "fat"), "--protocol", PROTOCOL, "--eps", schedules.spell(quickstart.EPS)]
+    words = ["sparring", "evaluate", str(out / "fat"), "--protocol", PROTOCOL, "--eps", schedules.spell(digits.EPS)]
     return shlex.join(words)
 
 
 def _as_data(methods: list[Method], options: Options, images: int) -> dict[str, Any]:
     """The table for programs."""
     rows = {m.name: {**m.accuracies, "backprops": m.backprops, "seconds": m.seconds} for m in methods}
-    return {"n": images, "seed": options.seed, "methods": rows, **runs.environment(torch.device("cpu"))}
+    return {"n": images, "seed": options.seed, "methods": rows, **run_folder.environment(torch.device("cpu"))}
 
 
 def verdict(madry: Method, fat: Method, images: int) -> str:
@@ -183,13 +184,13 @@ def _table(methods: list[Method], images: int) -> Table:
 def _write(
     page: Path, lead: str, methods: list[Method], model: torch.nn.Module, data: Dataset, options: Options
 ) -> None:
-    attack = quickstart.FAT.attack.at(1, options.epochs)
+    attack = digits.FAT.attack.at(1, options.epochs)
     # Smaller steps than in training and tau 0, so that the crossing can be watched and the stop stands right behind it.
     eps, step_size, steps = attack.eps, attack.eps / 10, attack.steps
     x, y = data.test.x.float() / 255, data.test.y
     picked = choose(model, x, y, eps=eps, step_size=step_size, steps=steps)
     strips = walk(model, x[picked], y[picked], eps=eps, step_size=step_size, steps=steps, tau=0, classes=data.classes)
-    where = runs.environment(torch.device("cpu"))
+    where = run_folder.environment(torch.device("cpu"))
     write_page(
         page,
         title="Friendly adversarial training on digits",

@@ -17,16 +17,17 @@ from typing import Annotated, Literal
 import tyro
 from torch import Tensor
 
-from sparring import data, runs, schedules, weights
-from sparring.checkpoint import read_facts, write_text
+from sparring import data, schedules, weights
 from sparring.cli.arguments import parse
-from sparring.cli.screen import Screen
+from sparring.cli.console import Screen
 from sparring.cli.train import pick_device
 from sparring.data import Dataset
 from sparring.errors import RunFailed, UserError
 from sparring.evaluation import PROTOCOLS, Result, evaluate
 from sparring.evaluation.protocols import find
 from sparring.evaluation.result import pixels
+from sparring.training import run_folder
+from sparring.training.checkpoint import read_facts, write_text
 
 DESCRIPTION = """How well a model withstands attack. A killed evaluation, started again, continues where it was.
 
@@ -152,7 +153,7 @@ def _measured(asked: Arguments, result: Result, images: int) -> str:
     """What the table is about: the weights, the images, the protocols and the device."""
     facts = result.about["facts"]
     stage = [f"{asked.which} checkpoint"] if asked.path.is_dir() else []
-    stage += [] if facts.get("epoch") is None else [runs.stage(facts)]
+    stage += [] if facts.get("epoch") is None else [run_folder.stage(facts)]
     model = f"{asked.path} ({', '.join(stage)})" if stage else str(asked.path)
     radii = {name: PROTOCOLS[name].eps if asked.eps is None else asked.eps for name in asked.protocol}
     how = " and ".join(f"{name} at eps {pixels(eps)}" for name, eps in radii.items())
@@ -165,7 +166,7 @@ def _tell_radius(asked: Arguments, measured: set[float]) -> None:
     if asked.eps is not None:
         return
     try:
-        trained = max(runs.open_run(asked.path).config.attack.eps.values())
+        trained = max(run_folder.open_run(asked.path).config.attack.eps.values())
     except UserError:  # no run, or one whose configuration cannot be read
         return
     if all(abs(eps - trained) > 1e-3 for eps in measured):
@@ -175,8 +176,8 @@ def _tell_radius(asked: Arguments, measured: set[float]) -> None:
 
 def of_a_run(path: Path, which: weights.Which) -> tuple[Path, weights.Which]:
     """The checkpoint of a run folder, named as a file, is the run's: other runs have files of the same name."""
-    own: dict[str, weights.Which] = {runs.LAST: "last", runs.BEST: "best"}
-    if path.name in own and (path.parent / runs.CONFIG).is_file():
+    own: dict[str, weights.Which] = {run_folder.LAST: "last", run_folder.BEST: "best"}
+    if path.name in own and (path.parent / run_folder.CONFIG).is_file():
         return path.parent, own[path.name]
     return path, which
 
@@ -227,7 +228,7 @@ def open_subject(
 def _for_testing(path: Path, images: Dataset, *, elsewhere: bool) -> Dataset:
     """The images; all of them, where nobody named test images and it is sure which were trained on."""
     try:
-        run = runs.open_run(path)
+        run = run_folder.open_run(path)
     except UserError:  # no run, or one whose configuration cannot be read
         return images
     if not run.images or run.images == images.fingerprint:
@@ -250,7 +251,7 @@ def _for_testing(path: Path, images: Dataset, *, elsewhere: bool) -> Dataset:
 def _where_now(path: Path) -> str | None:
     """The data of a run folder: its configuration knows where they were moved to, its checkpoints may not."""
     try:
-        return runs.open_run(path).config.data
+        return run_folder.open_run(path).config.data
     except UserError:
         return None
 
@@ -269,8 +270,8 @@ def tell_classes(y: Tensor, n: int) -> None:
 def _tell_unfinished(path: Path) -> None:
     """The weights of a run that has not come to its end can be measured; whoever does should know."""
     with suppress(UserError):  # no run, or one whose configuration cannot be read: the weights may be good
-        epochs = runs.open_run(path).config.epochs
-        done = read_facts(path / runs.LAST).get("epoch", 0)
+        epochs = run_folder.open_run(path).config.epochs
+        done = read_facts(path / run_folder.LAST).get("epoch", 0)
         if done < epochs:
             again = shlex.join(["sparring", "train", "--out", str(path), "--resume"])
             print(f"note: {path} has trained {done} of {epochs} epochs. To its end: {again}")
@@ -333,7 +334,7 @@ def _fit(model: dict[str, object], images: Dataset, path: Path, *, sized: bool) 
 
 def _folder(path: Path) -> Path:
     return (
-        path / runs.EVALUATION
+        path / run_folder.EVALUATION
         if path.is_dir()
         else Path("evaluation") / re.sub(r"(\.(pth?|tar|safetensors))+$", "", path.name)
     )

@@ -9,10 +9,10 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from sparring.cli.screen import Screen
-from sparring.config import Config
-from sparring.evaluation.meter import EVERY
+from sparring.cli.console import Screen
+from sparring.evaluation.progress import EVERY
 from sparring.schedules import pixels
+from sparring.training.config import Config
 
 _REFRESH = 0.5  # seconds between looks at the mean, which makes a GPU wait
 _UNKNOWN = "-:--:--"

@@ -9,10 +9,11 @@ from typing import Annotated
 import tyro
 from rich.table import Table
 
-from sparring import config, recipes
+from sparring import recipes
 from sparring.cli.arguments import parse
-from sparring.cli.screen import Screen
-from sparring.recipes import quickstart
+from sparring.cli.console import Screen
+from sparring.recipes import digits
+from sparring.training import config
 
 DESCRIPTION = """List the recipes, or show one in full.
 
@@ -53,13 +54,13 @@ def run(argv: list[str]) -> int:
             table.add_row(group, f"{len(members)} recipes, from {members[0].name}: sparring recipes {group}")
         console.print(table)
         if any(recipe.config.data == "digits" for recipe in shown):
-            console.print(f"\nTo expect of digits: {quickstart.MEASURED}", highlight=False)
+            console.print(f"\nTo expect of digits: {digits.MEASURED}", highlight=False)
         console.print("\nOne in full: sparring recipes NAME    Run one: sparring train NAME")
         return 0
     recipe = recipes.find(name)
     console.print(f"{recipe.name}: {recipe.about}\ncost: {recipe.cost}\nexpect: {recipe.expect}", highlight=False)
     if recipe.config.data == "digits":
-        console.print(f"measured: protocol {PROTOCOLS['digits']}, {quickstart.MEASURED}", highlight=False)
+        console.print(f"measured: protocol {PROTOCOLS['digits']}, {digits.MEASURED}", highlight=False)
     console.print(f"run it: {recipe.command}\n", highlight=False)
     console.print_json(json.dumps(config.to_json(recipe.config)))
     return 0

@@ -11,17 +11,17 @@ from typing import Annotated
 import torch
 import tyro
 
-from sparring import runs
 from sparring.cli.arguments import parse
 from sparring.errors import UserError
-from sparring.recipes import paper
+from sparring.paper import specs
+from sparring.paper.collect import collect
+from sparring.paper.render import exhibit
+from sparring.report.attack_path import Walk
 from sparring.report.gather import foreign, hardware, strips
 from sparring.report.gather import methods as rows_of
-from sparring.report.names import labels
+from sparring.report.labels import labels
 from sparring.report.page import Exhibit, Method, write_page
-from sparring.report.walk import Walk
-from sparring.reproduce.collect import collect
-from sparring.reproduce.draw import exhibit
+from sparring.training import run_folder
 
 DESCRIPTION = """Make one page to read: tables with the paper beside ours, curves, trade-offs, attacks step by step.
 It needs no network, and reads well on a phone and in print.
@@ -58,13 +58,13 @@ def run(argv: list[str]) -> int:
     folders = list({folder.resolve(): folder for each in found.values() for folder in each}.values())
     exhibits = [one for path, each in found.items() if not each for one in _exhibits(path)]
     damaged = {folder: why for folder in folders if (why := _damage(folder))}
-    young = [folder for folder in folders if folder not in damaged and not runs.read_metrics(folder)]
+    young = [folder for folder in folders if folder not in damaged and not run_folder.read_metrics(folder)]
     ready = [folder for folder in folders if folder not in damaged and folder not in young]
     if not ready and not exhibits:
         if damaged:
             raise UserError(next(iter(damaged.values())))
         ready = young  # the first of them says what it lacks
-    names = labels({folder: runs.open_run(folder).config for folder in ready})
+    names = labels({folder: run_folder.open_run(folder).config for folder in ready})
     methods = [row for folder, name in names.items() for row in rows_of(folder, name)]
     left_out = " ".join(
         filter(
@@ -82,7 +82,7 @@ def run(argv: list[str]) -> int:
             f"nothing to report in {given}: no run and no result. Make one: sparring reproduce fig-motivation."
         )
     walks, walked = _walks(names, options.walks)
-    where = runs.environment(torch.device("cpu"))
+    where = run_folder.environment(torch.device("cpu"))
     facts = {
         "Sources": ", ".join(map(str, options.paths)),
         **({"Hardware": _hardware(names)} if names else {}),
@@ -110,29 +110,29 @@ def run(argv: list[str]) -> int:
 
 def _run_folders(path: Path) -> list[Path]:
     """The run in a folder, or those that lie in it."""
-    if (path / runs.CONFIG).is_file():
+    if (path / run_folder.CONFIG).is_file():
         return [path]
-    return sorted(config.parent for config in path.glob(f"*/{runs.CONFIG}")) if path.is_dir() else []
+    return sorted(config.parent for config in path.glob(f"*/{run_folder.CONFIG}")) if path.is_dir() else []
 
 
 def _exhibits(path: Path) -> list[Exhibit]:
     """The items in a folder of results: of one item, or of all."""
     if not path.exists():
         there = Path("results") / path
-        if str(path) in paper.ITEMS and there.is_dir():
+        if str(path) in specs.ITEMS and there.is_dir():
             raise UserError(f"{path} does not exist. Its results are in a folder: sparring report {there}.")
         raise UserError(
             f"{path} does not exist. Give run folders or folders of results; to get results: sparring reproduce ITEM."
         )
-    if path.is_dir() and path.name in paper.ITEMS:
+    if path.is_dir() and path.name in specs.ITEMS:
         names, top = [path.name], path.parent
     else:
-        names, top = list(paper.ITEMS), path
-    collected = [collect(paper.ITEMS[name], top) for name in names]
+        names, top = list(specs.ITEMS), path
+    collected = [collect(specs.ITEMS[name], top) for name in names]
     for line in (line for one in collected for line in one.unread):
         print(f"left out: {line}")
     found = [exhibit(one) for one in collected if one.found or one.begun]
-    tries = sorted(one.name for one in path.glob("limit*") if path.name in paper.ITEMS)
+    tries = sorted(one.name for one in path.glob("limit*") if path.name in specs.ITEMS)
     if not found and tries:
         raise UserError(
             f"{path} holds tries on fewer images only ({', '.join(tries)}), which a page does not show. "
@@ -156,9 +156,9 @@ def _weak(methods: list[Method]) -> str:
 def _damage(folder: Path) -> str:
     """What is wrong with a run's own files; nothing where all is well."""
     try:
-        runs.open_run(folder)
-        runs.whole_history(folder)
-        runs.read_environment(folder)
+        run_folder.open_run(folder)
+        run_folder.whole_history(folder)
+        run_folder.read_environment(folder)
     except UserError as error:
         return str(error)
     return ""
@@ -192,7 +192,7 @@ def _walks(names: Mapping[Path, str], count: int) -> tuple[list[Walk], str]:
 
 def _robust(folder: Path) -> float:
     """PGD-10 accuracy on held-out images, after the last epoch."""
-    return float(runs.read_metrics(folder)[-1]["pgd10"])
+    return float(run_folder.read_metrics(folder)[-1]["pgd10"])
 
 
 def _hardware(names: Mapping[Path, str]) -> str:

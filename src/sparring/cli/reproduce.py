@@ -15,25 +15,24 @@ import torch
 import tyro
 from rich.table import Table
 
-from sparring.checkpoint import write_text
 from sparring.cli.arguments import parse
+from sparring.cli.console import Screen, let_go
 from sparring.cli.evaluate import make_folder
+from sparring.cli.paper_item import show
 from sparring.cli.progress import TrainingBar
-from sparring.cli.screen import Screen, let_go
-from sparring.cli.shown import show
 from sparring.cli.train import breakable, pick_device, stopping
 from sparring.data import describe
 from sparring.errors import RunFailed, UserError
 from sparring.evaluation.protocols import find as find_protocol
-from sparring.recipes import paper
-from sparring.recipes.paper import Item, Robustness, Scale
-from sparring.reproduce import Bench, Job, Stopped, carry_out, cost, plan, results, state, wanting
-from sparring.reproduce.collect import Collected, collect
-from sparring.reproduce.draw import draw
-from sparring.reproduce.headline import headline
-from sparring.reproduce.plan import default_seeds
+from sparring.paper import Bench, Job, Stopped, carry_out, cost, plan, results, specs, state, wanting
+from sparring.paper.collect import Collected, collect
+from sparring.paper.headline import headline
+from sparring.paper.plan import default_seeds
+from sparring.paper.render import draw
+from sparring.paper.specs import Item, Robustness, Scale
 from sparring.seeds import check_seed
-from sparring.together import run_together
+from sparring.training.checkpoint import write_text
+from sparring.training.gpu_sharing import run_together
 
 DESCRIPTION = """Regenerate a table or figure of the paper, beside the paper's own numbers. Finished runs are used
 again, interrupted ones continue. Without an item: the list of items, their cost on one H200, and what is measured.
@@ -96,7 +95,7 @@ def run(argv: list[str]) -> int:
         _refuse_what_needs_an_item(options)
         (_draw_all if options.draw else _list)(screen, options)
         return 0
-    item = paper.find(options.item)
+    item = specs.find(options.item)
     if options.plan and options.draw:
         raise UserError("--plan lists the jobs and --draw draws what is there. Give one of them.")
     if options.draw and (options.rows or options.seeds):
@@ -138,7 +137,7 @@ def _any_at(item: Item, options: Options) -> bool:
 
 def _refuse_what_needs_an_item(options: Options) -> None:
     """Without an item there is nothing to choose from: a flag would be ignored."""
-    named = [row for row in options.rows if row in paper.ITEMS]
+    named = [row for row in options.rows if row in specs.ITEMS]
     if named:
         raise UserError(f"the item goes first: sparring reproduce {named[0]} --rows ...")
     for name, field in Options.__dataclass_fields__.items():
@@ -227,7 +226,7 @@ def _instead(item: Item, ahead: Sequence[Job], options: Options) -> str:
     """What a CPU can do: the short scale, a row of it, or other items."""
     jobs = {
         name: plan(other, scale="lite", runs_folder=options.runs, results_folder=options.results)
-        for name, other in paper.ITEMS.items()
+        for name, other in specs.ITEMS.items()
     }
     if options.scale == "full" and jobs.get(item.name) and _soon(jobs[item.name]):
         return "the short version here with --scale lite"
@@ -323,7 +322,7 @@ def _list(screen: Screen, options: Options) -> None:
         table.add_column("done", no_wrap=True, justify="right")
     table.add_column("what")
     unread: list[str] = []
-    for item in paper.ITEMS.values():
+    for item in specs.ITEMS.values():
         found = collect(item, options.results)
         unread += found.unread
         costs = (*_costs(item, found, "lite"), *_costs(item, found, "full"))
@@ -342,7 +341,7 @@ def _list(screen: Screen, options: Options) -> None:
 
 def _draw_all(screen: Screen, options: Options) -> None:
     """Every item that has results, and the headline of the tables."""
-    found = [collect(item, options.results) for item in paper.ITEMS.values()]
+    found = [collect(item, options.results) for item in specs.ITEMS.values()]
     for collected in found:
         for path in draw(collected) if collected.found or collected.begun else ():
             screen.print(f"wrote {path}", highlight=False, soft_wrap=True)

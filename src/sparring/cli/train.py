@@ -18,18 +18,19 @@ from typing import Annotated
 import torch
 import tyro
 
-from sparring import models, recipes, runs, schedules
-from sparring.checkpoint import read_facts
+from sparring import models, recipes, schedules
 from sparring.cli.arguments import parse
+from sparring.cli.console import let_go
 from sparring.cli.progress import TrainingBar
 from sparring.cli.recipes import PROTOCOLS
-from sparring.cli.screen import let_go
-from sparring.config import Config, differences
 from sparring.data import Dataset, load
 from sparring.engine import Kind
 from sparring.errors import RunFailed, UserError
 from sparring.objectives import OBJECTIVES, SPECIAL
-from sparring.train import Interrupted, train
+from sparring.training import run_folder
+from sparring.training.checkpoint import read_facts
+from sparring.training.config import Config, differences
+from sparring.training.loop import Interrupted, train
 
 DESCRIPTION = """Train a model by a recipe; any part of the recipe can be replaced.
 
@@ -109,7 +110,7 @@ def run(argv: list[str]) -> int:
 
 def _written(folder: Path) -> int:
     """When the run in a folder was begun, 0 for none: two runs differ in it."""
-    config = folder / runs.CONFIG
+    config = folder / run_folder.CONFIG
     return config.stat().st_mtime_ns if config.exists() else 0
 
 
@@ -129,8 +130,8 @@ def _of_ones_own(data: Dataset, spec: str) -> list[str]:
 
 def _finished(folder: Path, wanted: Config) -> bool:
     """Whether the run in a folder is this one, at its end."""
-    done = read_facts(folder / runs.LAST).get("epoch", 0)
-    return done >= wanted.epochs and runs.open_run(folder).config == wanted
+    done = read_facts(folder / run_folder.LAST).get("epoch", 0)
+    return done >= wanted.epochs and run_folder.open_run(folder).config == wanted
 
 
 def _folder(recipe: str, wanted: Config) -> Path:
@@ -214,11 +215,11 @@ def _refuse_what_is_ignored(base: Config, wanted: Config) -> None:
             raise UserError(f"{wanted.objective} does not read --{name} (who does: {who}). Leave it out.")
 
 
-def _to_resume(argv: list[str]) -> runs.Run:
+def _to_resume(argv: list[str]) -> run_folder.Run:
     """The run that a command line without a recipe means."""
     out = _value_of("--out", argv)
     if "--resume" in argv and out is not None:
-        return runs.open_run(Path(out))
+        return run_folder.open_run(Path(out))
     if "--resume" in argv:
         raise UserError("which run? Name its folder: sparring train --out runs/fat-digits-seed0 --resume.")
     later = next((word for word in argv if word in recipes.RECIPES), None)
@@ -312,9 +313,9 @@ def _tell_stop(number: int) -> None:
 
 
 def _summary(folder: Path) -> None:
-    records = runs.whole_history(folder)
+    records = run_folder.whole_history(folder)
     best = max(records, key=lambda record: (record["pgd10"], record["natural"], -record["epoch"]))
-    run = runs.open_run(folder)
+    run = run_folder.open_run(folder)
     for name, record in (("best", best), ("last", records[-1])):
         file = folder / f"{name}.safetensors"
         print(
@@ -327,7 +328,7 @@ def _summary(folder: Path) -> None:
     print(f"Now measure it on test data: {shlex.join(words)}")
 
 
-def _expected_by(run: runs.Run) -> list[str]:
+def _expected_by(run: run_folder.Run) -> list[str]:
     """The protocol of the recipe's expectation, on whose data the run was trained: the numbers shall compare."""
     known = recipes.RECIPES.get(run.recipe)
     if known is None or known.config.data != run.config.data:

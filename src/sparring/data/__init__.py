@@ -7,7 +7,7 @@ from sparring.data.augment import AUGMENTS
 from sparring.data.batching import batches, count_batches
 from sparring.data.dataset import Dataset, Split, hold_out, whole
 from sparring.data.fetch import FETCHABLE, fetch
-from sparring.data.sources import SOURCES, Availability, describe, load
+from sparring.data.registry import SOURCES, Availability, describe, load
 
 __all__ = [
     "AUGMENTS",

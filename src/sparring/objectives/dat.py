@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from sparring.attacks import Found, fosc_pgd
+from sparring.objectives.base import Bout
 from sparring.objectives.madry import MADRY
-from sparring.objectives.search import Bout
 
 
 def to_the_criterion(bout: Bout) -> Found:

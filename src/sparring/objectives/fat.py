@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from sparring.objectives.base import friendly
 from sparring.objectives.madry import MADRY
 from sparring.objectives.mart import MART
-from sparring.objectives.search import friendly
 from sparring.objectives.trades import TRADES
 
 FAT = replace(MADRY, name="fat", search=friendly, friendly=True, reads=("attack.tau",))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from sparring.losses import cross_entropy
-from sparring.objectives.search import Objective, worst_case
+from sparring.attacks.losses import cross_entropy
+from sparring.objectives.base import Objective, worst_case
 
 
 def adversarial_loss(model: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor, beta: float) -> Tensor:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from sparring.losses import cross_entropy, kl
-from sparring.objectives.search import Objective, worst_case
+from sparring.attacks.losses import cross_entropy, kl
+from sparring.objectives.base import Objective, worst_case
 
 
 def trades_loss(model: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor, beta: float) -> Tensor:

@@ -1,9 +1,9 @@
 """Recipes: named configurations, each one readable declaration with its cost and what to expect."""
 
 from sparring.errors import UserError, unknown
-from sparring.recipes.appendix_b import APPENDIX_B
 from sparring.recipes.cifar10 import CIFAR10
-from sparring.recipes.quickstart import DIGITS
+from sparring.recipes.digits import DIGITS
+from sparring.recipes.no_projection import APPENDIX_B
 from sparring.recipes.recipe import Recipe
 
 RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in (*DIGITS, *CIFAR10, *APPENDIX_B)}

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sparring.config import Config
 from sparring.objectives import Attack
 from sparring.recipes.recipe import Recipe
 from sparring.schedules import constant, parse
+from sparring.training.config import Config
 
 MADRY = Config(
     objective="madry",

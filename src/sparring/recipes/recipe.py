@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sparring.config import Config
+from sparring.training.config import Config
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 Everything here shows what was measured elsewhere; nothing here trains, and no number is computed twice.
 """
 
+from sparring.report.attack_path import Frame, Walk, choose, walk
 from sparring.report.page import Method, write_page
-from sparring.report.walk import Frame, Walk, choose, walk
 
 __all__ = ["Frame", "Method", "Walk", "choose", "walk", "write_page"]

@@ -13,15 +13,16 @@ from typing import Any
 
 import torch
 
-from sparring import runs, weights
-from sparring.config import Config
+from sparring import weights
 from sparring.data import load
 from sparring.errors import UserError
 from sparring.evaluation import PROTOCOLS, Record, Result
 from sparring.evaluation.protocols import Climb
+from sparring.report.attack_path import Walk, choose, walk
 from sparring.report.page import Method
-from sparring.report.walk import Walk, choose, walk
 from sparring.schedules import pixels
+from sparring.training import run_folder
+from sparring.training.config import Config
 
 # As the page prints an attack. What is not here keeps its own name.
 COLUMNS = {
@@ -53,8 +54,8 @@ def methods(folder: Path, name: str = "") -> list[Method]:
     Args:
         name: what the page calls it; its folder's name where not given.
     """
-    run = runs.open_run(folder)
-    history = runs.whole_history(folder)
+    run = run_folder.open_run(folder)
+    history = run_folder.whole_history(folder)
     if not history:
         raise UserError(f"{folder} has no finished epoch yet. Continue it: sparring train --out {folder} --resume.")
     rows = _evaluated(folder, run.config)
@@ -66,7 +67,9 @@ def methods(folder: Path, name: str = "") -> list[Method]:
     return [_method(run, history, name or folder.name, measured, numbers) for measured, numbers in rows.items()]
 
 
-def _method(run: runs.Run, history: Sequence[Mapping[str, Any]], name: str, measured: str, numbers: _Numbers) -> Method:
+def _method(
+    run: run_folder.Run, history: Sequence[Mapping[str, Any]], name: str, measured: str, numbers: _Numbers
+) -> Method:
     """A row. What it cost is what the epochs before it did: the run may have gone on since it was evaluated."""
     spent = history[: numbers.epochs]
     return Method(
@@ -99,7 +102,7 @@ def _evaluated(folder: Path, config: Config) -> dict[str, _Numbers]:
         epoch, spent = facts.get("epoch"), None
         if isinstance(epoch, int) and (epoch != config.epochs or facts.get("step")):
             spent = None if which else epoch  # a best one is chosen among all there are: it has the costs of all
-            which = f"{which or 'checkpoint'} of {runs.stage(facts)}"
+            which = f"{which or 'checkpoint'} of {run_folder.stage(facts)}"
         for eps, records in groups.items():
             key = (pixels(eps), where, _protocols(records), which, _how(records))
             if key not in found or result.n >= found[key][0]:
@@ -114,7 +117,7 @@ def _evaluated(folder: Path, config: Config) -> dict[str, _Numbers]:
 def hardware(folder: Path) -> str:
     """'trained on x86_64 CPU, 2 threads; evaluated on x86_64 CPU', as every session recorded it."""
     told = {
-        "trained": [_machine(session) for session in runs.read_environment(folder)]
+        "trained": [_machine(session) for session in run_folder.read_environment(folder)]
         or ["hardware that is not recorded"],
         "evaluated": [_device(read[0]) for read in _evaluations(folder).values() if read],
     }
@@ -142,7 +145,7 @@ def foreign(folder: Path) -> list[Path]:
 def _evaluations(folder: Path) -> dict[Path, tuple[Result, dict[float, list[Record]], tuple[str, ...]] | None]:
     """What RUN/evaluation holds, the earliest first: each with its attacks by radius and its doubts, if it is whole."""
     found: dict[Path, tuple[Result, dict[float, list[Record]], tuple[str, ...]] | None] = {}
-    for path in sorted((folder / runs.EVALUATION).glob("*.json"), key=lambda path: path.stat().st_mtime_ns):
+    for path in sorted((folder / run_folder.EVALUATION).glob("*.json"), key=lambda path: path.stat().st_mtime_ns):
         if path.stem == "bound" or path.stem.startswith("bound-"):  # of `sparring bound`: losses, not accuracies
             continue
         try:
@@ -220,7 +223,7 @@ def strips(folder: Path, count: int) -> list[Walk]:
 
     Empty where no image is worth seeing: none that the model gets right is fooled before the last step.
     """
-    config = runs.open_run(folder).config
+    config = run_folder.open_run(folder).config
     data, model = load(config.data), weights.load_model(folder)
     split = data.test.head(_LOOKED_AT)
     x, y = split.x.float() / 255, split.y

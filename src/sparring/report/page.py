@@ -23,11 +23,11 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from sparring._version import __version__
-from sparring.checkpoint import write_text
-from sparring.report import figures
-from sparring.report.beside import Line, best, spell
-from sparring.report.walk import Walk
+from sparring.report import charts
+from sparring.report.attack_path import Walk
+from sparring.report.comparison import Line, best, spell
 from sparring.schedules import pixels
+from sparring.training.checkpoint import write_text
 
 _LEAST_PIXELS = 96  # smaller images are enlarged, every pixel a square
 _MANY = 9  # columns of numbers: with more a row is set as a grid, as on a phone
@@ -227,7 +227,7 @@ def drawings(methods: Sequence[Method]) -> list[Drawing]:
     if len(points) > 1:
         what = "Accuracy under PGD-20 on test images (%)"
         each = "; ".join(f"{name} {x:.1f} and {y:.1f}" for name, (x, y) in points.items())
-        svg = figures.tradeoff(
+        svg = charts.tradeoff(
             points, name="tradeoff", xlabel="natural accuracy (%)", ylabel=what, alt=f"{what} against natural: {each}."
         )
         told = "The trade-off: right is better on images as they are, up is better under attack. Look for the corner."
@@ -337,7 +337,7 @@ def _series(methods: Sequence[Method], key: str, times: float) -> dict[str, tupl
 
 
 def _curves(
-    series: figures.Series,
+    series: charts.Series,
     name: str,
     what: str,
     told: str,
@@ -347,11 +347,11 @@ def _curves(
 ) -> Drawing:
     """Lines of some methods, which look alike in every drawing of all of them (`among`)."""
     alt = f"{of}{what}, by epoch. Last epoch: {_last(series, '{:.1f}')}."
-    svg = figures.curves(series, name=name, title=what, alt=alt, most=most, among=among)
+    svg = charts.curves(series, name=name, title=what, alt=alt, most=most, among=among)
     return Drawing(Markup(svg), told)
 
 
-def _last(series: figures.Series, form: str) -> str:
+def _last(series: charts.Series, form: str) -> str:
     """'FAT 98.2 %, Madry 95.8 %': the ends of the lines, highest first."""
     ends = sorted(series.items(), key=lambda item: -item[1][1][-1])
     return ", ".join(f"{name} {form.format(values[-1])}" for name, (_, values) in ends)

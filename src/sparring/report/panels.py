@@ -20,7 +20,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 from PIL import Image
 
-from sparring.report.figures import COLOURS, INK, look, style
+from sparring.report.charts import COLOURS, INK, look, style
 
 _DPI = 110
 _SHADES = 96  # colours of a PNG: a drawing has few

@@ -1,0 +1,62 @@
+"""How fast several runs are side by side: n processes on one device, each a run with a seed of its own.
+
+`python -m sparring.bench.company FOLDER SEED` is one of them. It gets ready, waits for the others, and trains; speed
+counts from there on, epoch by epoch.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sparring.data import load
+from sparring.engine import on
+from sparring.training.config import Config, from_json, to_json
+from sparring.training.gpu_sharing import run_together
+
+_TASK = "task.json"
+
+
+def images_per_second(
+    config: Config, count: int, *, device: torch.device, images: int, tau: int, rounds: int, share: int
+) -> list[float]:
+    """Of all runs together, while they train: once for each of so many epochs."""
+    with tempfile.TemporaryDirectory() as folder:
+        task: dict[str, Any] = {"config": to_json(config), "count": count, "device": str(device), "images": images}
+        task |= {"tau": tau, "rounds": rounds}
+        (Path(folder) / _TASK).write_text(json.dumps(task))
+        words = [sys.executable, "-m", "sparring.bench.side_by_side", folder]
+        run_together([[*words, str(seed)] for seed in range(count)], device=device, share=share)
+        found = [json.loads((Path(folder) / f"done-{seed}").read_text()) for seed in range(count)]
+    return [float(sum(speeds)) for speeds in zip(*found, strict=True)]
+
+
+def _one(folder: Path, seed: int) -> None:
+    from sparring.bench.measure import Bench, Options
+
+    task = json.loads((folder / _TASK).read_text())
+    config = replace(from_json(task["config"]), seed=seed)
+    device = torch.device(task["device"])
+    with on(device):
+        bench = Bench(config, load(config.data), device, Options(images=task["images"]))
+        bench.epoch(config, 1, task["tau"])  # to warm up, and so that the model is not fooled at once
+        bench.last_batch()
+        (folder / f"ready-{seed}").touch()
+        while len(list(folder.glob("ready-*"))) < task["count"]:
+            time.sleep(0.01)
+        rows = [bench.epoch(config, 2 + epoch, task["tau"]) for epoch in range(task["rounds"])]
+        found = [row["images"] / row["seconds"] for row in rows]
+        (folder / f"done-{seed}").write_text(json.dumps(found))
+        while len(list(folder.glob("done-*"))) < task["count"]:  # the slower ones are to have company to their end
+            bench.epoch(config, 2 + task["rounds"], task["tau"])
+
+
+if __name__ == "__main__":
+    _one(Path(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,97 @@
+"""Names of data to data: `load("digits")`, `load("npz:arrays.npz")`, `load("folder:photos?size=32")`.
+
+Of a built-in set `load("cifar10:bird+deer")` is these classes alone. This module knows which names there are and
+nothing of what is behind them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from sparring.data.cifar import load_cifar10
+from sparring.data.dataset import Dataset, only
+from sparring.data.digits import load_digits
+from sparring.data.image_folder import load_folder
+from sparring.data.npz import load_npz
+from sparring.data.stored import stored_path
+from sparring.data.svhn import load_svhn
+from sparring.errors import UserError, unknown
+
+SOURCES = {
+    "digits": "scikit-learn's handwritten digits, 8x8; the default, always here",
+    "cifar10": "CIFAR-10, 32x32, ten classes",
+    "svhn": "SVHN, cropped house numbers, 32x32",
+    "npz": "npz:PATH, your arrays: x_train, y_train, x_test, y_test",
+    "folder": "folder:PATH, your images, one folder for each class; ?size=32 scales them",
+}
+
+
+class Availability(NamedTuple):
+    """A line of `sparring data list`."""
+
+    name: str
+    present: bool
+    where: str
+    how: str  # how to get it, or how to use it where nothing needs getting
+
+
+def load(spec: str, *, root: Path | None = None) -> Dataset:
+    """The data set of that name; `root` is where fetched ones lie ($SPARRING_DATA or ~/.cache/sparring)."""
+    name, colon, rest = spec.partition(":")
+    if name not in SOURCES:
+        raise _no_such(spec, name)
+    if name in ("npz", "folder"):
+        if not rest:
+            raise UserError(f"{spec!r} lacks its path. Write {name}:PATH.")
+        return load_npz(Path(rest).expanduser()) if name == "npz" else _load_folder(rest)
+    if colon and (not rest or "/" in rest):
+        raise UserError(
+            f"{name} takes no path, got {spec!r}. Write {name}, or {name}:CLASS+CLASS for some of its classes; "
+            "for your own data npz:PATH or folder:PATH."
+        )
+    data = _built_in(name, root)
+    return only(data, rest.split("+")) if rest else data
+
+
+def _built_in(name: str, root: Path | None) -> Dataset:
+    if name == "digits":
+        return load_digits()
+    path = stored_path(name, root)
+    return load_cifar10(path) if name == "cifar10" else load_svhn(path)
+
+
+def _no_such(spec: str, name: str) -> UserError:
+    """Also where the path is right and only its prefix is missing."""
+    path = Path(spec).expanduser()
+    if spec and path.is_dir():
+        return UserError(f"{spec!r} is a folder. To use the images in it write folder:{spec}.")
+    if path.suffix == ".npz" or path.is_file():
+        return UserError(f"{spec!r} is a file. To use the arrays in it write npz:{spec}.")
+    return unknown("data source", name, SOURCES)
+
+
+def _load_folder(rest: str) -> Dataset:
+    whole = Path(rest).expanduser()
+    path, mark, query = rest.rpartition("?")
+    if not mark or whole.is_dir():  # a folder may have a question mark in its name
+        return load_folder(whole)
+    key, _, value = query.partition("=")
+    if key != "size":
+        raise UserError(f"folder: knows no option {key!r}, only size. Write 'folder:{path}?size=32'.")
+    if not (value.isascii() and value.isdigit() and 1 <= int(value) <= 512):
+        right = f"'folder:{path}?size=32'"
+        raise UserError(f"size must be a number of pixels from 1 to 512, got {value!r}. Write {right}.")
+    return load_folder(Path(path).expanduser(), size=int(value))
+
+
+def describe(*, root: Path | None = None) -> list[Availability]:
+    """Every source: whether it is here, where, and how to get it."""
+    cifar10, svhn = stored_path("cifar10", root), stored_path("svhn", root)
+    return [
+        Availability("digits", True, "in scikit-learn", "nothing to do"),
+        Availability("cifar10", cifar10.is_file(), str(cifar10), "sparring data fetch cifar10"),
+        Availability("svhn", svhn.is_file(), str(svhn), "sparring data fetch svhn --source FOLDER"),
+        Availability("npz:PATH", True, "your file", "np.savez(PATH, x_train=..., y_train=..., x_test=..., y_test=...)"),
+        Availability("folder:PATH", True, "your folder", "PATH/<class>/*.png or PATH/{train,test}/<class>/*.png"),
+    ]

@@ -1,0 +1,1 @@
+"""Triton kernels, one file per family, and the numbers tuned for a device."""

@@ -1,0 +1,341 @@
+"""Batch-norm as it trains, with the addition and the ReLU behind it, in two Triton launches each way.
+
+Forward: the mean and variance of every channel; then relu((x - mean) * rstd * gain + shift [+ z]). Back: the sums of
+the gradient (alone, and times x) that batch-norm's own gradient needs; then the gradient at x. A compiler makes five
+or six kernels of each, for it does not know how to let the last program of a sum go on with what follows from it.
+
+x is (images, channels, height, width), channels last, and may have more channels than the layer: these are zeros, and
+stay so. Statistics and sums are fp32, and the parts of a sum are added in a fixed order, whoever comes last. Sums are
+of x minus its first row, so that squares do not cancel out. Knows memory and numbers; the layer that uses it is in
+layers.py. Tested by Triton's interpreter (tests/engine/test_norm.py).
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from sparring.engine.triton.compile_ahead import launch
+
+# The fastest of 25 on an H200, all layers of ResNet-18 or WRN-34-10 together (results/engine/norm-stages-h200.json).
+_CHANNELS = 32  # of a program that adds up
+_ROWS, _ROWS_BACK = 128, 32  # of a round of it
+_PROGRAMS = 264  # that add up: two to each of an H200's processors
+_TILE = 4096  # values of a program that adds nothing up
+_PARTS = 64  # parts of a sum that are read at once
+_STAGES = 4  # rounds in flight: 1 would be one after the other
+
+
+@triton.jit
+def _gather(parts, arrived, first, second, block, part, splits, BC: tl.constexpr, PARTS: tl.constexpr):
+    """Hand in a part of two sums of BC channels; whether it was the last, and then both sums."""
+    at = tl.arange(0, BC)
+    mine = parts + (block * splits + part) * (2 * BC) + at
+    tl.store(mine, first)
+    tl.store(mine + BC, second)
+    tl.debug_barrier()  # all of this part is written before it is said to be there
+    last = tl.atomic_add(arrived + block, 1, sem="acq_rel") == splits - 1
+    if last:
+        first = tl.zeros((BC,), dtype=tl.float32)
+        second = tl.zeros((BC,), dtype=tl.float32)
+        for start in range(0, splits, PARTS):
+            which = start + tl.arange(0, PARTS)
+            there = parts + (block * splits + which)[:, None] * (2 * BC) + at[None, :]
+            mask = (which < splits)[:, None]
+            first += tl.sum(tl.load(there, mask=mask, other=0.0, cache_modifier=".cg"), 0)
+            second += tl.sum(tl.load(there + BC, mask=mask, other=0.0, cache_modifier=".cg"), 0)
+        tl.store(arrived + block, 0)
+    return last, first, second
+
+
+@triton.jit
+def _tile(rows, channels, BR: tl.constexpr, BC: tl.constexpr):
+    """Of a program that adds nothing up: its places, which of them there are, its channels, which of them there are."""
+    r = tl.program_id(0) * BR + tl.arange(0, BR)
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    known = c < channels
+    return r[:, None] * channels + c[None, :], (r < rows)[:, None] & known[None, :], c, known
+
+
+@triton.jit(do_not_specialize=["rows", "own", "span", "splits"])
+def _statistics(
+    x,  # (rows, channels)
+    gain,
+    shift,
+    bias,  # what the convolution before would have added, where BIAS
+    running_mean,  # in and out
+    running_var,
+    facts,  # out, (4, channels): mean of x, 1 / its deviation, and what it is multiplied with and then moved by
+    parts,
+    arrived,  # zeros, and zeros again at the end
+    rows,
+    channels,
+    own,  # channels that the layer has
+    span,  # rows of a program
+    splits,  # programs to a sum
+    eps,
+    momentum,
+    BIAS: tl.constexpr,
+    BR: tl.constexpr,
+    BC: tl.constexpr,
+    PARTS: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Of BC channels; the last program also moves the running statistics."""
+    block, part = tl.program_id(0), tl.program_id(1)
+    c = block * BC + tl.arange(0, BC)
+    known, ours = c < channels, c < own
+    about = tl.load(x + c, mask=known, other=0.0).to(tl.float32)
+    end = tl.minimum((part + 1) * span, rows)
+    first = tl.zeros((BR, BC), dtype=tl.float32)
+    second = tl.zeros((BR, BC), dtype=tl.float32)
+    for start in tl.range(part * span, end, BR, num_stages=STAGES):
+        r = start + tl.arange(0, BR)
+        here = (r < end)[:, None] & known[None, :]
+        value = tl.load(x + r[:, None] * channels + c[None, :], mask=here, other=0.0).to(tl.float32)
+        value = tl.where(here, value - about[None, :], 0.0)
+        first += value
+        second += value * value
+    last, total, squares = _gather(parts, arrived, tl.sum(first, 0), tl.sum(second, 0), block, part, splits, BC, PARTS)
+    if last:
+        off = total / rows
+        variance = tl.maximum(squares / rows - off * off, 0.0)
+        mean = about + off
+        rstd = 1.0 / tl.sqrt(variance + eps)
+        scale = tl.where(ours, tl.load(gain + c, mask=ours, other=0.0) * rstd, 0.0)
+        tl.store(facts + c, mean, mask=known)
+        tl.store(facts + channels + c, rstd, mask=known)
+        tl.store(facts + 2 * channels + c, scale, mask=known)
+        tl.store(facts + 3 * channels + c, tl.load(shift + c, mask=ours, other=0.0) - mean * scale, mask=known)
+        before = tl.load(running_mean + c, mask=ours, other=0.0)
+        if BIAS:
+            mean += tl.load(bias + c, mask=ours, other=0.0)
+        tl.store(running_mean + c, before + momentum * (mean - before), mask=ours)
+        spread = tl.load(running_var + c, mask=ours, other=0.0)
+        unbiased = variance * (rows / (rows - 1.0))
+        tl.store(running_var + c, spread + momentum * (unbiased - spread), mask=ours)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _apply(
+    x,  # (rows, channels)
+    z,  # added, where ADD
+    facts,
+    out,
+    rows,
+    channels,
+    ADD: tl.constexpr,
+    RELU: tl.constexpr,
+    BR: tl.constexpr,
+    BC: tl.constexpr,
+):
+    """relu(x * scale + shift [+ z])."""
+    at, here, c, known = _tile(rows, channels, BR, BC)
+    scale = tl.load(facts + 2 * channels + c, mask=known, other=0.0)
+    shift = tl.load(facts + 3 * channels + c, mask=known, other=0.0)
+    value = tl.load(x + at, mask=here, other=0.0).to(tl.float32) * scale[None, :] + shift[None, :]
+    if ADD:
+        value += tl.load(z + at, mask=here, other=0.0).to(tl.float32)
+    if RELU:
+        value = tl.where(value < 0, 0.0, value)  # what is not a number stays so, and is noticed
+    tl.store(out + at, value.to(out.dtype.element_ty), mask=here)
+
+
+@triton.jit(do_not_specialize=["rows", "span", "splits"])
+def _back_sums(
+    g,  # (rows, channels): the gradient at the output
+    g2,  # of another reader of it, where TWO
+    x,
+    y,  # the output, where MASK is 2
+    facts,
+    slopes,  # out, (4, channels): gradients of gain and shift; dx = scale * g + slopes[2] * x + slopes[3]
+    kept,  # out, (rows, channels), where KEEP: the gradient before the ReLU
+    parts,
+    arrived,
+    rows,
+    channels,
+    span,
+    splits,
+    TWO: tl.constexpr,
+    MASK: tl.constexpr,  # 0: there is no ReLU; 1: it passed what x says; 2: what y says
+    KEEP: tl.constexpr,
+    BR: tl.constexpr,
+    BC: tl.constexpr,
+    PARTS: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """What the gradient at x needs to know of all rows."""
+    block, part = tl.program_id(0), tl.program_id(1)
+    c = block * BC + tl.arange(0, BC)
+    known = c < channels
+    mean = tl.load(facts + c, mask=known, other=0.0)
+    scale = tl.load(facts + 2 * channels + c, mask=known, other=0.0)
+    shift = tl.load(facts + 3 * channels + c, mask=known, other=0.0)
+    end = tl.minimum((part + 1) * span, rows)
+    first = tl.zeros((BR, BC), dtype=tl.float32)
+    second = tl.zeros((BR, BC), dtype=tl.float32)
+    for start in tl.range(part * span, end, BR, num_stages=STAGES):
+        r = start + tl.arange(0, BR)
+        here = (r < end)[:, None] & known[None, :]
+        at = r[:, None] * channels + c[None, :]
+        slope = tl.load(g + at, mask=here, other=0.0).to(tl.float32)
+        value = tl.load(x + at, mask=here, other=0.0).to(tl.float32)
+        if TWO:
+            slope += tl.load(g2 + at, mask=here, other=0.0).to(tl.float32)
+        if MASK == 1:
+            slope = tl.where(value * scale[None, :] + shift[None, :] > 0, slope, 0.0)
+        if MASK == 2:
+            slope = tl.where(tl.load(y + at, mask=here, other=0.0).to(tl.float32) > 0, slope, 0.0)
+        if KEEP:
+            narrow = slope.to(kept.dtype.element_ty)
+            tl.store(kept + at, narrow, mask=here)
+            slope = narrow.to(tl.float32)
+        first += slope
+        second += tl.where(here, slope * (value - mean[None, :]), 0.0)
+    last, total, times = _gather(parts, arrived, tl.sum(first, 0), tl.sum(second, 0), block, part, splits, BC, PARTS)
+    if last:
+        rstd = tl.load(facts + channels + c, mask=known, other=0.0)
+        by_x = -scale * rstd * rstd * times / rows
+        tl.store(slopes + c, times * rstd, mask=known)
+        tl.store(slopes + channels + c, total, mask=known)
+        tl.store(slopes + 2 * channels + c, by_x, mask=known)
+        tl.store(slopes + 3 * channels + c, -scale * total / rows - by_x * mean, mask=known)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _back_apply(
+    g,  # (rows, channels): the gradient at the output; that before the ReLU, where MASK is 0
+    x,
+    facts,
+    slopes,
+    more,  # added, where MORE: what others who read x bring
+    out,
+    rows,
+    channels,
+    MASK: tl.constexpr,
+    MORE: tl.constexpr,
+    BR: tl.constexpr,
+    BC: tl.constexpr,
+):
+    """The gradient at x."""
+    at, here, c, known = _tile(rows, channels, BR, BC)
+    scale = tl.load(facts + 2 * channels + c, mask=known, other=0.0)
+    by_x = tl.load(slopes + 2 * channels + c, mask=known, other=0.0)
+    constant = tl.load(slopes + 3 * channels + c, mask=known, other=0.0)
+    slope = tl.load(g + at, mask=here, other=0.0).to(tl.float32)
+    value = tl.load(x + at, mask=here, other=0.0).to(tl.float32)
+    if MASK == 1:
+        shift = tl.load(facts + 3 * channels + c, mask=known, other=0.0)
+        slope = tl.where(value * scale[None, :] + shift[None, :] > 0, slope, 0.0)
+    slope = slope * scale[None, :] + value * by_x[None, :] + constant[None, :]
+    if MORE:
+        slope += tl.load(more + at, mask=here, other=0.0).to(tl.float32)
+    tl.store(out + at, slope.to(out.dtype.element_ty), mask=here)
+
+
+def forward(
+    x: Tensor,
+    gain: Tensor,
+    shift: Tensor,
+    running: tuple[Tensor, Tensor],
+    arrived: Tensor,
+    *,
+    bias: Tensor | None,
+    z: Tensor | None,
+    relu: bool,
+    eps: float,
+    momentum: float,
+) -> tuple[Tensor, Tensor]:
+    """relu(batch-norm(x + bias) + z), and what `back` wants to know of it; moves the running mean and variance.
+
+    Args:
+        arrived: zeros in int32, one for every 32 channels, that no other stream uses in the meantime.
+    """
+    rows, channels = _size(x)
+    facts = torch.empty((4, channels), dtype=torch.float32, device=x.device)
+    grid, span, parts = _cut(x, _ROWS)
+    launch(
+        _statistics,
+        grid,
+        *(x, gain, shift, gain if bias is None else bias, *running, facts, parts, arrived),
+        *(rows, channels, len(gain), span, grid[1], eps, momentum, bias is not None, _ROWS, _CHANNELS, _PARTS, _STAGES),
+    )
+    out = torch.empty_like(x)
+    tiles, block = _tiles(rows, channels)
+    launch(_apply, tiles, x, x if z is None else z, facts, out, rows, channels, z is not None, relu, *block)
+    return out, facts
+
+
+def back(
+    gradients: tuple[Tensor, ...],
+    x: Tensor,
+    y: Tensor | None,
+    facts: Tensor,
+    arrived: Tensor,
+    *,
+    relu: bool,
+    keep: bool,
+    more: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradient at x, that before the ReLU where it is to be kept, and (gain's, shift's, ...) one above the other.
+
+    Args:
+        gradients: at the output, of its one reader or its two.
+        y: the output, where something was added before the ReLU.
+        more: what another reader of x brings, to be added to the gradient there.
+    """
+    rows, channels = _size(x)
+    slopes = torch.empty_like(facts)
+    g, two = gradients[0], len(gradients) == 2
+    mask = 0 if not relu else 1 if y is None else 2
+    keep = keep or two or mask == 2  # else it would be worked out twice
+    kept = torch.empty_like(x) if keep else x
+    grid, span, parts = _cut(x, _ROWS_BACK)
+    launch(
+        _back_sums,
+        grid,
+        *(g, gradients[-1], x, x if y is None else y, facts, slopes, kept, parts, arrived),
+        *(rows, channels, span, grid[1], two, mask, keep, _ROWS_BACK, _CHANNELS, _PARTS, _STAGES),
+    )
+    out = torch.empty_like(x)
+    tiles, block = _tiles(rows, channels)
+    launch(
+        _back_apply,
+        tiles,
+        *(kept if keep else g, x, facts, slopes, x if more is None else more, out),
+        *(rows, channels, 0 if keep else mask, more is not None, *block),
+    )
+    return out, kept, slopes
+
+
+def takes(x: Tensor) -> bool:
+    """Whether the kernels can read it: channels last, more than one row, places counted in 32 bits."""
+    fits = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last) and x.numel() < 2**31
+    return fits and x.numel() > x.shape[1] and triton.cdiv(x.shape[1], _CHANNELS) <= 256
+
+
+def _size(x: Tensor) -> tuple[int, int]:
+    """(rows, channels)."""
+    channels = x.shape[1]
+    return x.numel() // channels, channels
+
+
+def _cut(x: Tensor, high: int) -> tuple[tuple[int, int], int, Tensor]:
+    """The programs that add up, `high` rows in a round; the rows of each, and room for their parts."""
+    rows, channels = _size(x)
+    blocks = triton.cdiv(channels, _CHANNELS)
+    rounds = triton.cdiv(rows, high)
+    span = high * triton.cdiv(rounds, max(1, _PROGRAMS // blocks))
+    splits = triton.cdiv(rows, span)
+    parts = torch.empty(blocks * splits * 2 * _CHANNELS, dtype=torch.float32, device=x.device)
+    return (blocks, splits), span, parts
+
+
+def _tiles(rows: int, channels: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """The programs that add nothing up, and the rows and channels of each."""
+    whole = channels & -channels  # the largest power of 2 in it: 32 of a wide ResNet's 160
+    wide = min(256, whole if whole >= 32 else triton.next_power_of_2(channels))
+    high = _TILE // wide
+    return (triton.cdiv(rows, high), triton.cdiv(channels, wide)), (high, wide)

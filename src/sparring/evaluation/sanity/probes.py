@@ -1,0 +1,137 @@
+"""What `doubt` measures: how PGD walks, what gradients are there, and what a blind search finds.
+
+Each function runs the model, in the mode its caller put it in, and returns numbers; none judges.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from sparring.attacks import ball, friendly_pgd, losses, pgd
+from sparring.attacks.checks import Model
+
+
+@dataclass(frozen=True)
+class Walk:
+    """PGD from the image itself."""
+
+    first: Tensor  # the loss after one step, per image
+    last: Tensor  # after the last
+    correct: dict[int, Tensor]  # verdicts after so many steps
+
+
+def walk(model: Model, x: Tensor, y: Tensor, *, eps: float, steps: int, look_at: int) -> Walk:
+    """PGD in steps of eps/4, seen after `look_at` steps and at the end."""
+    passed: list[Tensor] = []  # the logits before each step
+
+    def watched(logits: Tensor, y: Tensor) -> Tensor:
+        passed.append(logits.detach())
+        return losses.cross_entropy(logits, y)
+
+    x_adv = pgd(model, x, y, eps=eps, step_size=eps / 4, steps=steps, loss=watched, start=None)
+    with torch.no_grad():
+        passed.append(model(x_adv))
+    correct = {count: passed[count].argmax(dim=1) == y for count in {look_at, steps}}
+    return Walk(_log_odds(passed[1], y), _log_odds(passed[-1], y), correct)
+
+
+def _log_odds(logits: Tensor, y: Tensor) -> Tensor:
+    """log (1 - p_y) / p_y: rises with the cross-entropy, and is exact where that rounds to 0."""
+    z = logits.double()
+    others = z.scatter(1, y[:, None], -torch.inf).logsumexp(dim=1)
+    return others - z.gather(1, y[:, None])[:, 0]
+
+
+def gradients(model: Model, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor] | str:
+    """max |gradient| per image, of the cross-entropy and of the margin; or why there is none."""
+    point = x.detach().clone().requires_grad_()
+    try:
+        logits = model(point)
+        if not logits.requires_grad:
+            return "The logits do not depend on the image by a differentiable path."
+        sizes = []
+        for loss in (losses.cross_entropy, losses.margin):
+            (gradient,) = torch.autograd.grad(loss(logits, y).sum(), point, retain_graph=True, allow_unused=True)
+            if gradient is None:
+                return "The gradient stops before it reaches the image."
+            sizes.append(gradient.flatten(1).abs().amax(dim=1))
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        return f"Back-propagation fails: {reason.rstrip('.')}."
+    return sizes[0], sizes[1]
+
+
+def standing(
+    model: Model,
+    x: Tensor,
+    y: Tensor,
+    *,
+    eps: float,
+    step_size: float,
+    steps: int,
+    generator: torch.Generator,
+    loss: Literal["ce", "cw"] = "ce",
+) -> Tensor:
+    """Which images PGD leaves correctly classified. An image that has fallen is not attacked further: it would cost."""
+    found = friendly_pgd(
+        model, x, y, eps=eps, step_size=step_size, steps=steps, tau=0, loss=loss, start="uniform", generator=generator
+    )
+    with torch.no_grad():
+        return model(found.x_adv).argmax(dim=1) == y if len(x) else torch.zeros_like(y, dtype=torch.bool)
+
+
+@torch.no_grad()
+def square(model: Model, x: Tensor, y: Tensor, *, eps: float, queries: int, generator: torch.Generator) -> Tensor:
+    """Which images a small Square attack (Andriushchenko et al.) leaves standing.
+
+    Random search: squares of +-eps are tried and kept where the margin rises. No gradient is used.
+    """
+    stands = torch.ones_like(y, dtype=torch.bool)
+    if len(x) == 0:
+        return stands
+    image = x if x.ndim == 4 else x.flatten(1)[:, None, None, :]
+    channels, height, width = image.shape[1:]
+    device = x.device
+
+    def rand(*shape: int) -> Tensor:
+        return torch.rand(shape, generator=generator, device=device, dtype=x.dtype)
+
+    def gap(candidate: Tensor, rows: Tensor) -> Tensor:
+        return losses.margin(model(candidate.view(len(rows), *x.shape[1:])), y[rows])
+
+    rows = torch.arange(len(x), device=device)
+    stripes = (rand(len(x), channels, 1, width) - 0.5).sign()
+    best = ball.project(image + eps * stripes, image, eps)
+    value = gap(best, rows)
+    for query in range(queries):
+        rows = torch.nonzero(value <= 0)[:, 0]  # a margin above 0 is a wrong prediction: these are done
+        if len(rows) == 0:
+            break
+        share = 0.5 * 0.5 ** (6 * query / queries)  # of the area: from a half to a hundredth, as in the paper
+        side = max(1, round(math.sqrt(share * height * width)))
+        tall, wide = min(side, height), min(side, width)
+        top = (rand(len(rows), 1, 1, 1) * (height - tall + 1)).floor()
+        left = (rand(len(rows), 1, 1, 1) * (width - wide + 1)).floor()
+        down = torch.arange(height, device=device).view(1, 1, -1, 1)
+        across = torch.arange(width, device=device).view(1, 1, 1, -1)
+        inside = (down >= top) & (down < top + tall) & (across >= left) & (across < left + wide)
+        colour = eps * (rand(len(rows), channels, 1, 1) - 0.5).sign()
+        tried = torch.where(inside, ball.project(image[rows] + colour, image[rows], eps), best[rows])
+        reached = gap(tried, rows)
+        better = reached > value[rows]
+        best[rows[better]], value[rows[better]] = tried[better], reached[better]
+    return value <= 0
+
+
+def settled(model: Model, x: Tensor, y: Tensor, *, eps: float, steps: int) -> Tensor:
+    """Which images stand after many small steps: 2.5 eps of way in all, so that the last ones no longer overshoot."""
+    x_adv = pgd(model, x, y, eps=eps, step_size=2.5 * eps / steps, steps=steps, start=None)
+    with torch.no_grad():
+        return model(x_adv).argmax(dim=1) == y

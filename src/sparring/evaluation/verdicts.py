@@ -1,0 +1,67 @@
+"""The prediction that counts: fp32 without TF32 (float64 where the model is), whatever the gradients were taken in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparring.attacks.checks import Model
+
+
+@contextmanager
+def exact(device: torch.device) -> Iterator[None]:
+    """Full fp32 arithmetic and no autocast, then the caller's own settings again."""
+    with _full_precision(), torch.autocast(device.type, enabled=False):
+        yield
+
+
+@contextmanager
+def _full_precision() -> Iterator[None]:
+    backends: Any = torch.backends
+    try:
+        matmul, convolution = torch.get_float32_matmul_precision(), backends.cudnn.allow_tf32
+    except RuntimeError:  # the caller uses torch's newer switches, and the two may not be mixed
+        switches = (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn)
+        before = [switch.fp32_precision for switch in switches]
+        try:
+            for switch in switches:
+                switch.fp32_precision = "ieee"
+            yield
+        finally:
+            for switch, was in zip(switches, before, strict=True):
+                switch.fp32_precision = was
+        return
+    try:  # what is exact already is not written: writing would turn "inherit" into "ieee"
+        if matmul != "highest":
+            torch.set_float32_matmul_precision("highest")
+        if convolution:
+            backends.cudnn.allow_tf32 = False
+        yield
+    finally:
+        if matmul != "highest":
+            torch.set_float32_matmul_precision(matmul)
+        if convolution:
+            backends.cudnn.allow_tf32 = True
+
+
+def rounds(device: torch.device) -> bool:
+    """Whether fp32 work on this device may be done in TF32, by the caller's settings."""
+    backends: Any = torch.backends
+    if device.type != "cuda":
+        return False
+    try:
+        return bool(backends.cudnn.allow_tf32) or torch.get_float32_matmul_precision() != "highest"
+    except RuntimeError:  # torch's newer switches
+        return any(switch.fp32_precision != "ieee" for switch in (backends.cuda.matmul, backends.cudnn.conv))
+
+
+@torch.no_grad()
+def stands(model: Model, x: Tensor, y: Tensor) -> Tensor:
+    """Whether the model is right, one bool per example. Logits that are not numbers are wrong."""
+    with exact(x.device):
+        logits = model(x)
+    return (logits.argmax(dim=1) == y) & ~logits.isnan().any(dim=1)

@@ -1,0 +1,105 @@
+"""What the paper claims with its figures of lines, held against ours: what tau does, and what a larger radius does.
+
+A change is one that so many images leave no doubt about (`noise_of`). Seeds enter only where there are several.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+
+from sparring.report.comparison import Ours, noise_of, rounded
+
+Point = Mapping[str, Ours]  # attack -> accuracy
+Line = Mapping[float, Point]  # by tau, or by the radius in training
+_ATTACKS = {"pgd20": "PGD-20", "cw30": "C&W"}  # a robustness that only one of them sees is none
+_COLUMNS = {"natural": "natural", **_ATTACKS, "pgd20-2eps": "PGD-20 at 2 eps"}
+
+
+def by_tau(name: str, line: Line, knee: float) -> str:
+    """Natural accuracy falls with tau; robust accuracy rises up to the knee and then stays."""
+    first, last = min(line), max(line)
+    if knee not in line or not first < knee < last or not all({"natural", *_ATTACKS} <= set(p) for p in line.values()):
+        return ""
+    steps = list(pairwise(line[tau] for tau in sorted(line)))
+    rising = [after["natural"].middle >= before["natural"].middle for before, after in steps]
+    surely_rising = any(_surely(before, after, "natural") > 0 for before, after in steps)
+    falls = not surely_rising and _surely(line[first], line[last], "natural") < 0
+    rises = all(_surely(line[first], line[knee], attack) > 0 for attack in _ATTACKS)
+    stays = all(_surely(line[knee], line[last], attack) == 0 for attack in _ATTACKS)
+    verdict = "confirmed" if falls and rises and stays else "confirmed in part" if falls or rises else "not confirmed"
+    course = "not falling throughout" if surely_rising else "falling throughout"
+    if any(rising) and not surely_rising:
+        course += f" but for {sum(rising)} of {len(rising)} steps, within the noise"
+    natural = f"natural {_change(line[first], line[last], 'natural')} in all, {course}"
+    robust = [
+        f"{spelled} {_change(line[first], line[knee], attack)} up to tau {knee:g} and "
+        f"{_change(line[knee], line[last], attack)} from there to {last:g}"
+        for attack, spelled in _ATTACKS.items()
+    ]
+    return f"{name}: {verdict}. In points, {'; '.join([natural, *robust])}."
+
+
+def by_radius(name: str, lines: Mapping[str, Line]) -> list[str]:
+    """Worst-case training breaks down at large radii, friendly training does not and gains under stronger attacks."""
+    friendly = {label: line for label, line in lines.items() if label.startswith("tau ")}
+    original, worst = next(((label, line) for label, line in lines.items() if label not in friendly), ("", {}))
+    holds, noise = 0, 0.0
+    told: list[str] = []
+    alone: list[str] = []
+    for label, line in friendly.items():
+        radii = sorted(set(line) & set(worst))
+        ends = [points[radius] for points in (line, worst) for radius in (radii[:1] + radii[-1:])]
+        if len(radii) < 2 or not all(set(_COLUMNS) <= set(point) for point in ends):
+            alone.append(label)
+            continue
+        holds += _stands(*ends)
+        first, last, worst_first, worst_last = ends
+        walk = ", ".join(
+            f"{spelled} {_walk(first, last, attack)} ({_walk(worst_first, worst_last, attack)})"
+            for attack, spelled in _COLUMNS.items()
+        )
+        told.append(f"{label}, radius {radii[0]:g} → {radii[-1]:g}: {walk}.")
+        noise = max(noise, *(noise_of(worst_last[attack], last[attack]) for attack in _COLUMNS))
+    if not told:
+        return []
+    verdict = "confirmed" if holds == len(told) else "confirmed in part" if holds else "not confirmed"
+    of = "line" if len(told) == 1 else "lines"
+    counted = (
+        f"{holds} of {len(told)} {of}: {original} loses natural and PGD-20 accuracy, the line less of the natural; it "
+        "gains at 2 eps, and ends ahead of it at eps"
+    )
+    how = f"In brackets {original}; differences at the last radius are known to ± {rounded(noise)}."
+    rest = [f"Too few radii to compare {original} with: {', '.join(alone)}."] if alone else []
+    return [f"{name}: {verdict} ({counted}). {how}", *told, *rest]
+
+
+def _stands(first: Point, last: Point, worst_first: Point, worst_last: Point) -> bool:
+    """Whether a friendly line stands where worst-case training does not.
+
+    That is: the latter loses natural and PGD-20 accuracy on the way, the line loses less of the natural and gains under
+    the stronger attack, and in the end it is ahead, but for that attack.
+    """
+    lost, lost_by_worst = (
+        b["natural"].middle - a["natural"].middle for a, b in ((first, last), (worst_first, worst_last))
+    )
+    gains = [_surely(worst_last, last, attack) for attack in ("natural", *_ATTACKS)]
+    gains += [_surely(worst_last, worst_first, attack) for attack in ("natural", "pgd20")]
+    return lost > lost_by_worst and min(*gains, _surely(first, last, "pgd20-2eps")) > 0
+
+
+def _surely(before: Point, after: Point, attack: str) -> float:
+    """A change in points; 0 where it is within the noise."""
+    change = after[attack].middle - before[attack].middle
+    return change if abs(change) > noise_of(before[attack], after[attack]) else 0.0
+
+
+def _change(before: Point, after: Point, attack: str) -> str:
+    """'+5.5 ± 0.7'."""
+    noise = noise_of(before[attack], after[attack])
+    return f"{rounded(after[attack].middle - before[attack].middle, sign=True)} ± {rounded(noise)}"
+
+
+def _walk(before: Point, after: Point, attack: str) -> str:
+    """'86.0 → 70.1'."""
+    return f"{rounded(before[attack].middle)} → {rounded(after[attack].middle)}"

@@ -1,0 +1,140 @@
+"""What a job costs on one H200, from the times of a step (docs/performance.md): a guide, rounded, never a result.
+
+An epoch is batches x (attack steps + update). Friendly training is reckoned as 0.75 K steps at the full batch: late
+steps of few images cost more than their share (results/engine/bench-resnet18-h200.json: at 5.7 of 10 BPs 0.72 K).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from sparring.evaluation.protocols import PROTOCOLS, Climb
+from sparring.models import seconds_on_a_cpu
+from sparring.objectives import OBJECTIVES
+from sparring.paper.plan import Job, state, wanting
+from sparring.paper.specs import Mixture, Robustness
+from sparring.training.config import Config
+
+# Milliseconds at batch 128: (attack step, update). Measured: small_cnn, resnet18 and wrn-34-10. The others are theirs
+# scaled by multiply-adds, and are not measured.
+_STEP = {
+    "tiny_cnn": (0.3, 1.0),
+    "small_cnn": (0.30, 0.86),
+    "resnet18": (0.91, 2.2),
+    "wrn-40-4": (1.9, 3.2),
+    "wrn-32-10": (7.6, 13.7),
+    "wrn-34-10": (7.6, 13.7),
+    "wrn-58-10": (14.1, 25.7),
+}
+_IMAGES = {"cifar10": 49_000, "svhn": 72_257, "digits": 1_227}
+_TESTS = {"cifar10": 10_000, "svhn": 26_032, "digits": 450}
+_START = 25.0  # seconds until the engine is ready
+_AUTOATTACK = 0.11  # seconds an image for ResNet-18 (results/evaluation/speed-h200.json: 54 s for 512)
+_FRIENDLY = 0.75
+_LARGER = 0.8  # an image's share in a batch of 256 or more (results/engine/bench-256-h200.json: 0.81 and 0.72)
+
+
+def training(config: Config) -> float:
+    """Seconds to train a run."""
+    step, update = _STEP.get(config.model, _STEP["wrn-34-10"])
+    if "trades" in config.objective or "mart" in config.objective:
+        update *= 2  # two forward passes
+    larger = _LARGER if config.batch_size >= 256 else 1.0
+    return _START + config.epochs * _images(config) / 128 * larger * (_steps(config) * step + update) / 1000
+
+
+def _steps(config: Config) -> float:
+    """Steps of an attack, in those of a full batch."""
+    if config.objective == "standard":
+        return 0.0
+    stops = OBJECTIVES[config.objective].friendly and min(config.attack.tau.values()) < config.attack.steps
+    return config.attack.steps * (_FRIENDLY if stops else 1.0)
+
+
+def _images(config: Config) -> float:
+    """Training images: all, or those of some classes."""
+    name, _, classes = config.data.partition(":")
+    return _IMAGES.get(name, 50_000) * (len(classes.split("+")) / 10 if classes else 1.0)
+
+
+def measuring(job: Job) -> float:
+    """Seconds to measure what was trained."""
+    if job.config is None:
+        return 5.0
+    step, _ = _STEP.get(job.config.model, _STEP["wrn-34-10"])
+    measure = job.row.measure
+    if isinstance(measure, Mixture):
+        return 20.0
+    if not isinstance(measure, Robustness):
+        return 0.0
+    steps = sum(attack.steps for attack in PROTOCOLS[measure.protocol].attacks if isinstance(attack, Climb))
+    images = job.limit or _TESTS.get(job.config.data, 10_000)
+    return steps * images / 128 * step / 1000 + measure.autoattack * _AUTOATTACK * step / _STEP["resnet18"][0]
+
+
+def seconds(jobs: Iterable[Job]) -> float:
+    """Seconds for all of them, a run that several share counted once."""
+    each = list(jobs)
+    return _sum(each, each, _START)
+
+
+def left(jobs: Iterable[Job], *, start: float = _START) -> float:
+    """Seconds of what is still to be done: for jobs of which nothing is done, the same as `seconds`.
+
+    Args:
+        start: seconds until an engine is ready. A CPU has none to wait for.
+    """
+    each = wanting(list(jobs))
+    return _sum([job for job in each if state(job) != "trained"], each, start)
+
+
+def on_a_cpu(jobs: Iterable[Job]) -> float:
+    """Seconds of what is still to be done, on a CPU. A gradient of the input is worth two passes, an update three."""
+    each = wanting(list(jobs))
+    configs = {job.folder: job.config for job in each if job.config is not None and state(job) != "trained"}
+    train = sum(c.epochs * _images(c) * _forward(c) * (2 * _steps(c) + 3) for c in configs.values())
+    return train + sum(map(_measuring_on_a_cpu, each))
+
+
+def _measuring_on_a_cpu(job: Job) -> float:
+    """AutoAttack takes 1,500 gradients of an image, roughly."""
+    if job.config is None or not isinstance(job.row.measure, Robustness):
+        return 60.0
+    steps = sum(attack.steps for attack in PROTOCOLS[job.row.measure.protocol].attacks if isinstance(attack, Climb))
+    images = job.limit or _TESTS.get(job.config.data, 10_000)
+    return 2 * _forward(job.config) * (steps * images + 1500 * job.row.measure.autoattack)
+
+
+def _forward(config: Config) -> float:
+    digits = config.data == "digits"
+    return seconds_on_a_cpu(config.model, 1 if digits else 3, (8, 8) if digits else (32, 32))
+
+
+def _sum(to_train: Iterable[Job], to_measure: Iterable[Job], start: float) -> float:
+    configs = {job.folder: job.config for job in to_train if job.config is not None}
+    return sum(training(config) - _START + start for config in configs.values()) + sum(map(measuring, to_measure))
+
+
+def share_out(jobs: Iterable[Job], count: int) -> list[list[Job]]:
+    """The jobs divided among so many processes, or fewer, so that all have about as much left to do.
+
+    A share is whole rows, or, where there are more seeds than rows, whole seeds: so a command can name it.
+    """
+    each = list(jobs)
+    by_row = len({job.row.name for job in each}) >= len({job.seed for job in each})
+    pieces: dict[str | int, list[Job]] = {}
+    for job in each:
+        pieces.setdefault(job.row.name if by_row else job.seed, []).append(job)
+    shares: list[list[Job]] = [[] for _ in range(min(count, len(pieces)))]
+    for piece in sorted(pieces.values(), key=left, reverse=True):
+        min(shares, key=left).extend(piece)
+    return shares
+
+
+def spell(duration: float) -> str:
+    """'40 s', '25 min', '7 h', '12 days': as exactly as it is known."""
+    if duration < 90:
+        return f"{max(5, round(duration / 5) * 5)} s"
+    if duration < 5400:
+        return f"{round(duration / 60)} min"
+    return f"{round(duration / 3600)} h" if duration < 48 * 3600 else f"{round(duration / 86400)} days"

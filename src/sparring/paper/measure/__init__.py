@@ -1,0 +1,1 @@
+"""What is measured for an item of the paper, one module per kind of measurement."""

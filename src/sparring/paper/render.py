@@ -1,0 +1,265 @@
+"""From collected results to files and to the page: tables in Markdown, figures in PNG and SVG. Measures nothing."""
+
+from __future__ import annotations
+
+import re
+import statistics
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from markupsafe import Markup
+
+from sparring.paper import planes
+from sparring.paper.collect import Collected, about, cells, lines, notes, pictured
+from sparring.paper.findings import findings
+from sparring.paper.specs import Item, Row
+from sparring.report import charts, panels
+from sparring.report.comparison import Line, markdown, rounded
+from sparring.report.page import Drawing, Exhibit, Picture
+from sparring.report.panels import Lines
+from sparring.training.checkpoint import replacing, write_text
+
+Series = dict[str, tuple[list[float], list[float]]]
+_TAUS = ("tau 0", "tau 1", "tau 2", "tau 3")
+
+
+def draw(collected: Collected) -> dict[Path, str]:
+    """Write everything that an item's results can show beside them; the files, and what to see in each."""
+    item, home, made = collected.item, collected.home, {}
+    home.mkdir(parents=True, exist_ok=True)
+    if item.kind == "table":
+        path = home / "table.md"
+        write_text(path, _document(collected))
+        return {path: ""}
+    for name, picture in pictures(collected).items():
+        path = home / f"{name}.png"
+        with replacing(path) as temporary:
+            temporary.write_bytes(picture.png)
+        made[path] = picture.caption
+    return made
+
+
+def exhibit(collected: Collected) -> Exhibit:
+    """An item for the page. Figures of lines are drawn there panel by panel, so that a phone can show them."""
+    item = collected.item
+    table = lines(collected) if item.kind == "table" else []
+    drawings: Sequence[Drawing] = ()
+    if item.kind == "table":
+        drawings = _tradeoffs(item.name, table)
+    elif item.kind in ("lines", "course"):
+        drawings = _curves(collected) if item.kind == "lines" else _course_curves(collected)
+    return Exhibit(
+        name=item.name,
+        where=item.where,
+        title=item.title,
+        see=item.see,
+        seen=findings(collected),
+        columns=[column for column in item.columns if any(column in {**line.ours, **line.paper} for line in table)],
+        lines=table,
+        drawings=drawings,
+        pictures=() if item.kind in ("table", "lines", "course") else tuple(pictures(collected).values()),
+        notes=notes(collected),
+    )
+
+
+def _document(collected: Collected) -> str:
+    """A table as a Markdown file."""
+    item = collected.item
+    said = "".join(f"\n- {note}" for note in notes(collected))
+    table = markdown(list(item.columns), lines(collected))
+    ours = "\n\n" + listed("What we see:", findings(collected)) if collected.found else ""
+    few = f" --limit {collected.limit}" if collected.limit else ""
+    return (
+        f"# {item.where}: {item.title}\n\nTest accuracy in per cent. What the paper sees: {item.see}{ours}\n\n"
+        f"{table}{said}\n"
+        f"\nDrawn from the JSON files beside this one: `sparring reproduce {item.name} --draw{few}`\n"
+    )
+
+
+def listed(head: str, sentences: Sequence[str]) -> str:
+    """One after the head, several in lines below it."""
+    return f"{head} {sentences[0]}" if len(sentences) == 1 else "\n- ".join([head, *sentences])
+
+
+def pictures(collected: Collected) -> dict[str, Picture]:
+    """The pictures of a figure by file name: one a group that has results."""
+    make = {
+        "lines": _line_pictures,
+        "course": _course_pictures,
+        "mixture": planes.mixtures,
+        "motivation": planes.motivations,
+        "loss": planes.losses,
+    }[collected.item.kind]
+    return make(collected)
+
+
+# Figures of lines: accuracy by tau, eps or alpha.
+
+
+def _by_line(collected: Collected, rows: Sequence[Row], column: str) -> tuple[Series, dict[str, list[float]]]:
+    """Line -> (x, median in per cent), and the deviation over seeds where every point of a line has one."""
+    series: Series = {}
+    spread: dict[str, list[float | None]] = {}
+    for row in sorted(rows, key=lambda row: row.x or 0.0):
+        cell = cells(collected.of(row), {column: collected.item.columns[column]}).get(column)
+        if cell is not None and row.x is not None:
+            xs, ys = series.setdefault(row.label, ([], []))
+            xs.append(row.x)
+            ys.append(cell.middle)
+            spread.setdefault(row.label, []).append(cell.spread)
+    known = {name: [v for v in values if v is not None] for name, values in spread.items()}
+    return series, {name: values for name, values in known.items() if len(values) == len(series[name][0])}
+
+
+def _line_pictures(collected: Collected) -> dict[str, Picture]:
+    item, found, drawn = collected.item, {}, _lined(collected)
+    for group, rows in pictured(collected).items():
+        shown = [Lines(f"{column} (%)", *each) for column, each in drawn[group].items()]
+        title = group or item.title
+        png = panels.grid(shown, xlabel=item.xlabel, title=_wrap(title), most=100.0, among=_names(item))
+        caption = f"{_told(collected, rows)} Every panel has its own scale."
+        found[_slug(group) or item.name] = Picture(png, title, caption)
+    return found
+
+
+def _curves(collected: Collected) -> list[Drawing]:
+    """The same on a page, panel by panel."""
+    item, found, drawn = collected.item, [], _lined(collected)
+    for group, rows in pictured(collected).items():
+        heading = group
+        for column, (series, spread) in drawn[group].items():
+            title = f"{column} accuracy (%)"
+            alt = _ends(f"{title} by {item.xlabel}", series) + _bands(series, spread)
+            svg = charts.curves(
+                series,
+                name=f"{item.name}-{_slug(group)}-{_slug(column)}",
+                title=title,
+                alt=alt,
+                spread=spread,
+                most=100.0,
+                xlabel=item.xlabel,
+                among=_names(item),
+            )
+            found.append(Drawing(Markup(svg), f"{alt} {_told(collected, rows)}", heading))
+            heading = ""
+    return found
+
+
+def _lined(collected: Collected) -> dict[str, dict[str, tuple[Series, dict[str, list[float]]]]]:
+    """Picture -> column -> its lines and the deviations of those that have one; columns without any are left out."""
+    every = {
+        group: {column: _by_line(collected, rows, column) for column in collected.item.columns}
+        for group, rows in pictured(collected).items()
+    }
+    return {group: {column: each for column, each in columns.items() if each[0]} for group, columns in every.items()}
+
+
+def _names(item: Item) -> list[str]:
+    """Of all lines of an item, measured or not, in the order of their looks: a tau looks alike in every figure."""
+    names = dict.fromkeys(row.label for row in item.rows)
+    return [*(_TAUS if names.keys() & set(_TAUS) else ()), *(name for name in names if name not in _TAUS)]
+
+
+def _ends(title: str, series: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> str:
+    each = "; ".join(
+        f"{name} {', '.join(f'{rounded(y)} at {x:g}' for x, y in dict.fromkeys([(xs[0], ys[0]), (xs[-1], ys[-1])]))}"
+        for name, (xs, ys) in series.items()
+    )
+    return f"{title}: {each}."
+
+
+def _bands(series: Series, spread: Mapping[str, Sequence[float]]) -> str:
+    """What the bands are, and of which lines where not of all; nothing without any."""
+    if not spread:
+        return ""
+    whose = "each line" if spread.keys() == series.keys() else ", ".join(spread)
+    widest = max(value for values in spread.values() for value in values)
+    return f" The band about {whose} is ± the standard deviation over seeds, at most {widest:.1f} points."
+
+
+def _told(collected: Collected, rows: Sequence[Row]) -> str:
+    """What the lines are of."""
+    each = dict.fromkeys(about(collected.of(row)) for row in rows)
+    return f"{'; '.join(each)}."
+
+
+# Back-propagations by epoch.
+
+
+def _courses(collected: Collected) -> dict[str, Series]:
+    """Group -> line -> (epochs, back-propagations per image, the mean over seeds)."""
+    found: dict[str, Series] = {}
+    for group, rows in collected.groups().items():
+        for row in rows:
+            histories = [result["history"] for result in collected.of(row)]
+            means = [statistics.fmean(values) for values in zip(*(h["backprops"] for h in histories), strict=True)]
+            found.setdefault(group, {})[row.label] = ([float(epoch) for epoch in histories[0]["epoch"]], means)
+    return found
+
+
+def _course_curves(collected: Collected) -> list[Drawing]:
+    """The same on a page."""
+    found, courses = [], _courses(collected)
+    for group, series in courses.items():
+        title, name = f"{group}: back-propagations per image", f"{collected.item.name}-{_slug(group)}"
+        svg = charts.curves(series, name=name, title=title, alt=_ends(title, series), among=_names(collected.item))
+        found.append(Drawing(Markup(svg), _told(collected, collected.groups()[group])))
+    return found
+
+
+def _course_pictures(collected: Collected) -> dict[str, Picture]:
+    courses = _courses(collected)
+    if not courses:
+        return {}
+    drawn = [Lines(group, series) for group, series in courses.items()]
+    png = panels.grid(drawn, xlabel="epoch", title=collected.item.title, among=_names(collected.item))
+    every = [row for rows in collected.groups().values() for row in rows]
+    return {collected.item.name: Picture(png, collected.item.title, _told(collected, every))}
+
+
+# The trade-off of a table.
+
+
+def _tradeoffs(name: str, table: Sequence[Line]) -> list[Drawing]:
+    """Natural against PGD-20 accuracy: ours, and the paper's."""
+    ours = {
+        _brief(line.label): (line.ours["Natural"].middle, line.ours["PGD-20"].middle)
+        for line in table
+        if {"Natural", "PGD-20"} <= line.ours.keys()
+    }
+    paper = {
+        _brief(line.label): (line.paper["Natural"][0], line.paper["PGD-20"][0])
+        for line in table
+        if {"Natural", "PGD-20"} <= line.paper.keys()
+    }
+    found = []
+    for whose, points in (("ours", ours), ("the paper's", paper)):
+        if len(points) > 1 and ours:
+            each = "; ".join(f"{label} {rounded(x)} and {rounded(y)}" for label, (x, y) in points.items())
+            what = f"Trade-off, {whose}: PGD-20 accuracy (%)"
+            alt = f"{what} against natural accuracy: {each}."
+            svg = charts.tradeoff(
+                points,
+                name=f"{name}-{_slug(whose)}",
+                xlabel="natural accuracy (%)",
+                ylabel=what,
+                alt=alt,
+                among=(_brief(line.label) for line in table),
+            )
+            found.append(Drawing(Markup(svg), f"Natural and PGD-20 accuracy, {whose}: {each}. Up and right is better."))
+    return found
+
+
+def _brief(label: str) -> str:
+    """A method's name as a drawing has room for it."""
+    return label.replace("FAT for ", "FAT-")
+
+
+def _slug(text: str) -> str:
+    """A file name of a group's name, without what stands in brackets."""
+    return re.sub(r"[^a-z0-9]+", "-", re.sub(r"\(.*?\)", "", text).lower()).strip("-")
+
+
+def _wrap(text: str, width: int = 100) -> str:
+    return "\n".join(textwrap.wrap(text, width))

@@ -1,0 +1,50 @@
+"""The paper's tables and figures, by name. Each row or point is one declaration, at two scales."""
+
+import re
+
+from sparring.errors import unknown
+from sparring.paper.specs.figures import FIGURES
+from sparring.paper.specs.illustrations import PICTURES
+from sparring.paper.specs.item import (
+    Course,
+    Item,
+    Losses,
+    Measure,
+    Mixture,
+    Motivation,
+    Published,
+    Robustness,
+    Row,
+    Scale,
+)
+from sparring.paper.specs.tables import TABLES
+
+ITEMS: dict[str, Item] = {item.name: item for item in (*TABLES, *PICTURES, *FIGURES)}
+
+
+def find(name: str) -> Item:
+    """The item of that name, or the figure of that number (figure1, fig-1)."""
+    number = re.fullmatch(r"fig(?:ure)?[ -]?(\d+)", name.lower())
+    if number:
+        for item in FIGURES + PICTURES:
+            if number[1] in re.findall(r"\d+", item.where.partition("(")[0]):  # "Figures 6, 7 (Sec. 6.1) and App. G"
+                return item
+    if name not in ITEMS:
+        raise unknown("item", name, ITEMS)
+    return ITEMS[name]
+
+
+__all__ = [
+    "ITEMS",
+    "Course",
+    "Item",
+    "Losses",
+    "Measure",
+    "Mixture",
+    "Motivation",
+    "Published",
+    "Robustness",
+    "Row",
+    "Scale",
+    "find",
+]

@@ -1,0 +1,199 @@
+"""The figures of Sections 5 and 6 and of Appendices B and G: one declaration a point, the grids written as loops.
+
+The paper prints these as pictures only, so no published number stands beside a point. `full` is the paper's length and
+grid; `lite` (lite.py) is 20 epochs (WRN-34-10 10, SVHN 14) on fewer points. FAT starts at random and adds noise, as in
+the authors' code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from sparring.paper.specs.item import Course, Item, Robustness, Row, Scale
+from sparring.paper.specs.scales import CYCLE, STEPS, one_cycle, shorter
+from sparring.paper.specs.scales import FIGURE_EPOCHS as EPOCHS
+from sparring.recipes import cifar10, no_projection
+from sparring.schedules import constant, parse
+from sparring.training.config import Config, ObjectiveName
+
+NETWORKS = {"small_cnn": "Small CNN", "resnet18": "ResNet-18", "wrn-34-10": "WRN-34-10"}
+SIX = {"Natural": "natural", "FGSM": "fgsm", "PGD-20": "pgd20", "PGD-100": "pgd100", "C&W": "cw30"}
+
+# Sec. 5.1: 80 epochs, learning rate 0.1, a tenth of it from epoch 60 (73.75 % of 80); tau fixed.
+TAU = replace(cifar10.FAT, epochs=80, lr=parse("0.1,0.01@73.75%"))
+
+
+def at_tau(config: Config, tau: int) -> Config:
+    """The same with a fixed tau; tau = K is worst-case training."""
+    return replace(config, attack=replace(config.attack, tau=constant(tau)))
+
+
+def _tau_rows() -> Iterator[Row]:
+    for model, network in NETWORKS.items():
+        for tau in range(11) if model != "wrn-34-10" else ():
+            full = at_tau(replace(TAU, model=model), tau)
+            configs: dict[Scale, Config | None] = {"full": full}
+            if tau in (0, 1, 2, 3, 5, 10):
+                configs["lite"] = one_cycle(full, EPOCHS)
+            yield Row(f"{model}-tau{tau}", network, Robustness("tau"), configs, x=tau, group=model)
+
+
+FIG_TAU = Item(
+    name="fig-tau",
+    where="Figure 4 (Sec. 5.1)",
+    title="What tau does: accuracies of FAT by tau (CIFAR-10)",
+    see="With tau natural accuracy falls throughout, while robust accuracy rises up to about tau 2 and then stays.",
+    kind="lines",
+    rows=tuple(_tau_rows()),
+    lite=f"{EPOCHS} epochs of {CYCLE}; tau 0, 1, 2, 3, 5, 10",
+    columns=SIX | {"PGD-10": "pgd10"},
+    xlabel="tau",
+    claim="tau",
+    marks=(2.0,),
+    together=True,
+    trials=5,
+)
+
+# Sec. 5.2: 100 epochs, a tenth of the learning rate from epochs 60 and 90.
+BPS = replace(TAU, epochs=100, lr=parse("0.1,0.01@59%,0.001@89%"))
+_METHODS: dict[ObjectiveName, tuple[str, str]] = {"fat": ("FAT", "Madry"), "fat-trades": ("FAT for TRADES", "TRADES")}
+_ORIGINALS: dict[ObjectiveName, ObjectiveName] = {"fat": "madry", "fat-trades": "trades"}
+
+
+def _bps_rows() -> Iterator[Row]:
+    for objective, (friendly, original) in _METHODS.items():
+        trades = objective == "fat-trades"
+        base = replace(BPS, attack=cifar10.TRADES.attack) if trades else BPS
+        for model, network in NETWORKS.items():
+            for tau in (0, 1, 2, 3, 10):
+                label = f"tau {tau}" if tau < 10 else f"{original} (tau = K)"
+                full = at_tau(replace(base, objective=objective, model=model), tau)
+                # The runs of fig-tau where there are any: Small CNN at full scale, ResNet-18 at lite.
+                short = replace(full, lr=TAU.lr, epochs=TAU.epochs)
+                if model != "small_cnn":
+                    short = one_cycle(short, EPOCHS if model == "resnet18" else 10)
+                yield Row(
+                    f"{model}-{objective}-tau{tau}",
+                    label,
+                    Course(),
+                    {"full": full, "lite": short},
+                    group=f"{friendly}, {network}",
+                )
+
+
+FIG_BPS = Item(
+    name="fig-bps",
+    where="Figure 5 (Sec. 5.2)",
+    title="Back-propagations per image and epoch (CIFAR-10)",
+    see="Friendly training needs fewer than K = 10, the fewer the smaller tau; they grow as the model becomes robust, "
+    "with a jump where the learning rate falls.",
+    kind="course",
+    rows=tuple(_bps_rows()),
+    lite=f"the runs of fig-tau: Small CNN in full, 80 epochs; ResNet-18 {EPOCHS} and WRN-34-10 10 epochs of {CYCLE}",
+    xlabel="epoch",
+)
+
+# Sec. 6.1: 80 epochs, learning rate 0.01, a tenth of it from epoch 60; alpha = eps/10.
+EPS = replace(TAU, lr=parse("0.01,0.001@73.75%"))
+# CIFAR-10 0.03 to 0.15, SVHN 0.01 to 0.06; the paper does not say at which points. -> (full, lite)
+GRIDS = {
+    "cifar10": ((0.03, 0.045, 0.06, 0.075, 0.09, 0.105, 0.12, 0.135, 0.15), (0.03, 0.06, 0.09, 0.12, 0.15)),
+    "svhn": ((0.01, 0.02, 0.03, 0.04, 0.05, 0.06), (0.01, 0.03, 0.06)),
+}
+LITE_EPOCHS = {"cifar10": EPOCHS, "svhn": 14}  # as many updates: SVHN has half as many images again
+# The pictures: (data, network, method, K), the paper's figure. Those at K 20 and of TRADES have three points at lite.
+PICTURES: tuple[tuple[str, str, ObjectiveName, int, str], ...] = (
+    ("cifar10", "resnet18", "fat", 10, "Figure 6"),
+    ("svhn", "resnet18", "fat", 10, "Figure 7"),
+    ("cifar10", "small_cnn", "fat", 10, "App. G.1"),
+    ("svhn", "small_cnn", "fat", 10, "App. G.1"),
+    ("cifar10", "small_cnn", "fat-trades", 10, "App. G.2"),
+    ("cifar10", "resnet18", "fat-trades", 10, "App. G.2"),
+    ("cifar10", "small_cnn", "fat", 20, "App. G.3"),
+    ("cifar10", "resnet18", "fat", 20, "App. G.3"),
+    ("cifar10", "small_cnn", "fat-trades", 20, "App. G.3"),
+    ("cifar10", "resnet18", "fat-trades", 20, "App. G.3"),
+)
+_NAMES = {"cifar10": "CIFAR-10", "svhn": "SVHN"}
+
+
+def _eps_rows() -> Iterator[Row]:
+    for data, model, objective, steps, where in PICTURES:
+        friendly, original = _METHODS[objective]
+        start = cifar10.TRADES.attack if objective == "fat-trades" else EPS.attack
+        grid, short = GRIDS[data]
+        if steps == 20 or objective == "fat-trades":
+            short = (0.03, 0.09, 0.15)
+        measure = Robustness("figure" if data == "cifar10" else "figure-svhn")
+        for tau in (0, 1, 3, steps):
+            method = f"tau{tau}" if tau < steps else original.lower()
+            for eps in grid:
+                attack = replace(start, eps=constant(eps), step_size=eps / 10, steps=steps, tau=constant(tau))
+                full = replace(EPS, objective=objective, data=data, model=model, attack=attack)
+                if tau == steps:  # without FAT's noise
+                    full = replace(
+                        full, objective=_ORIGINALS[objective], attack=replace(attack, noise=0.0, tau=constant(0))
+                    )
+                configs: dict[Scale, Config | None] = {"full": full}
+                if eps in short:
+                    configs["lite"] = shorter(full, LITE_EPOCHS[data])
+                trades = "-trades" if objective == "fat-trades" else ""
+                yield Row(
+                    f"{model}-{data}{trades}-k{steps}-{method}-eps{eps:g}",
+                    f"tau {tau}" if tau < steps else original,
+                    measure,
+                    configs,
+                    group=f"{friendly}, {NETWORKS[model]}, {_NAMES[data]}, K {steps} ({where})",
+                    x=eps,
+                )
+
+
+FIG_EPS = Item(
+    name="fig-eps",
+    where="Figures 6, 7 (Sec. 6.1) and App. G",
+    title="Training at larger radii: FAT with tau 0, 1, 3 against worst-case training",
+    see="Beyond eps 0.06 (SVHN 0.03) worst-case training breaks down; friendly training keeps its natural accuracy and "
+    "gains under the stronger attack.",
+    kind="lines",
+    rows=tuple(_eps_rows()),
+    lite=f"{EPOCHS} epochs ({LITE_EPOCHS['svhn']} on SVHN), {STEPS}; five radii on CIFAR-10 (three for TRADES and K "
+    "20), three on SVHN",
+    columns=SIX | {"PGD-20, 2 eps": "pgd20-2eps"},
+    xlabel="radius in training (eps)",
+    claim="radius",
+)
+
+
+def _free_rows() -> Iterator[Row]:
+    """App. B: the recipes of appendix_b.py."""
+    for model in no_projection.MODELS:
+        for method, (_, tau) in no_projection.METHODS.items():
+            for alpha in no_projection.ALPHAS:
+                full = no_projection.point(model, method, alpha)
+                configs: dict[Scale, Config | None] = {"full": full}
+                if alpha in (0.003, 0.009, 0.015):
+                    configs["lite"] = shorter(full, EPOCHS)
+                yield Row(
+                    f"{model}-{method}-alpha{alpha:g}",
+                    "Madry (tau = K)" if method == "madry" else f"tau {tau}",
+                    Robustness("figure"),
+                    configs,
+                    group=NETWORKS[model],
+                    x=alpha,
+                )
+
+
+FIG_NO_PROJECTION = Item(
+    name="fig-no-projection",
+    where="App. B",
+    title="Friendly data searched without the ball: accuracies by step size (CIFAR-10)",
+    see="Stopping early does the ball's work: also without projection larger steps cost friendly training little.",
+    kind="lines",
+    rows=tuple(_free_rows()),
+    lite=f"{EPOCHS} epochs, {STEPS}; alpha 0.003, 0.009, 0.015",
+    columns=SIX | {"PGD-20, 2 eps": "pgd20-2eps"},
+    xlabel="step size in training (alpha)",
+)
+
+FIGURES = (FIG_TAU, FIG_BPS, FIG_EPS, FIG_NO_PROJECTION)

@@ -1,0 +1,80 @@
+"""The pictures that explain: the motivation (Fig. 1), the two objectives (Fig. 2), the mixture (Fig. 3, App. C)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from sparring.paper.specs.figures import TAU, at_tau
+from sparring.paper.specs.item import Item, Losses, Mixture, Motivation, Row
+from sparring.recipes import cifar10, digits
+from sparring.schedules import OneCycle
+
+FIG_MOTIVATION = Item(
+    name="fig-motivation",
+    where="Figure 1 (Sec. 1)",
+    title="Why stop early: PGD and early-stopped PGD on points in the plane, step by step",
+    see="PGD carries the points across the boundary and into the other class; early-stopped PGD leaves them just "
+    "beyond the boundary.",
+    kind="motivation",
+    rows=(Row("plane", "two bands", Motivation(), {"lite": None, "full": None}),),
+    lite="one plane; five at full. Seconds on a CPU",
+    trials=5,
+)
+
+FIG_LOSS = Item(
+    name="fig-loss",
+    where="Figure 2 (Sec. 3)",
+    title="The loss that is trained on: min-max against min-min",
+    see="PGD pushes a point as far up the loss as the ball allows; early-stopped PGD leaves it just past the boundary, "
+    "where the loss is little more than needed to be wrong.",
+    kind="loss",
+    rows=(
+        Row(
+            "losses",
+            "test images",
+            Losses(images=450, eps=digits.EPS, step_size=digits.EPS / 10),
+            {"lite": replace(digits.FAT, epochs=5)},
+            group="digits",
+        ),
+        Row(
+            "losses-cifar10",
+            "test images",
+            Losses(images=1000, eps=8 / 255, step_size=2 / 255),
+            {"full": at_tau(replace(TAU, model="small_cnn"), 0)},  # a run of fig-tau
+            group="CIFAR-10, Small CNN",
+        ),
+    ),
+    lite="digits and a network of five epochs: seconds on a CPU",
+)
+
+# "Warm-up on natural data"; the authors' file names say 80 epochs. No published learning rate: ours.
+WARM_UP = replace(cifar10.STANDARD, lr=OneCycle(0.05), epochs=80)
+BIRD_DEER = replace(WARM_UP, data="cifar10:bird+deer", model="small_cnn", augment="none")
+WRN_40_4 = replace(WARM_UP, model="wrn-40-4", lr=OneCycle(0.1))
+
+FIG_MIXTURE = Item(
+    name="fig-mixture",
+    where="Figure 3 (Sec. 4.2) and App. C",
+    title="What the layers see: natural, PGD-20 and PGD-20-0 data",
+    see="PGD-20 carries the outputs of one class into the midst of another; PGD-20-0 does so much less.",
+    kind="mixture",
+    rows=(
+        Row(
+            "small_cnn",
+            "Small CNN, bird and deer",
+            Mixture(classes=("bird", "deer"), layers=(6, 7, 8), images=150),
+            {"full": BIRD_DEER, "lite": replace(BIRD_DEER, epochs=20)},
+            group="small_cnn",
+        ),
+        Row(
+            "wrn-40-4",
+            "WRN-40-4, deer, horse and truck",
+            Mixture(classes=("deer", "horse", "truck"), layers=(38, 40, 41), images=150),
+            {"full": WRN_40_4, "lite": replace(WRN_40_4, epochs=10)},
+            group="wrn-40-4",
+        ),
+    ),
+    lite="20 epochs of warm-up for Small CNN, 10 for WRN-40-4",
+)
+
+PICTURES = (FIG_MOTIVATION, FIG_LOSS, FIG_MIXTURE)

@@ -1,0 +1,105 @@
+"""What runs are called on a page: by that in which they differ, short enough for a drawing, and no two alike.
+
+`sparring reproduce` names a run's folder after its data, network, objective, epochs and seed, and ends it in a digest
+of its whole configuration. The digest tells a reader nothing: the settings that it stands for do.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+from sparring.schedules import pixels
+from sparring.training.config import Config, to_json
+
+_LETTERS = 25  # of a name in a drawing
+_RADII = ("eps", "step_size", "validation_eps")
+
+
+def labels(found: Mapping[Path, Config]) -> dict[Path, str]:
+    """A name for every run folder.
+
+    Without the digest, and without what all names share. Runs whose digests alone differ are told apart by the settings
+    behind them; those that are still called the same, by the folders they lie in.
+    """
+    # A name that is not UTF-8 can be no part of a page.
+    whole = {folder: folder.resolve().name.encode("utf-8", "replace").decode() for folder in found}
+    plain = {folder: re.sub(r"(-seed\d+)-[0-9a-f]{10}$", r"\1", name) for folder, name in whole.items()}
+    kinds = list(dict.fromkeys(plain.values()))
+    brief = dict(zip(kinds, _brief(kinds), strict=True))
+    told: dict[Path, str] = {}
+    for kind in kinds:
+        alike = [folder for folder in found if plain[folder] == kind]
+        digests = all(whole[folder] != kind for folder in alike)
+        settings = _settings([found[folder] for folder in alike]) if digests else [[] for _ in alike]
+        start = "" if len(kinds) == 1 and any(settings) else brief[kind]
+        told |= {folder: ", ".join(filter(None, [start, *own])) for folder, own in zip(alike, settings, strict=True)}
+    count = Counter(told.values())
+    clash = [folder for folder, name in told.items() if count[name] > 1]
+    return {folder: told[folder] for folder in found} | _paths(clash)
+
+
+def shorten(names: Sequence[str]) -> dict[str, str]:
+    """Every name as a drawing has room for it: cut near its middle, where those that differ stay different."""
+    heads = sorted(range(1, _LETTERS - 1), key=lambda head: abs(head - _LETTERS // 2))
+    for head in heads:
+        cut = {name: _cut(name, head, _LETTERS) for name in names}
+        if len(set(cut.values())) == len(cut):
+            return cut
+    # They differ in the middle alone: numbered, in their order.
+    return {name: f"{number} {_cut(name, _LETTERS // 2, _LETTERS - 4)}" for number, name in enumerate(cut, 1)}
+
+
+def _cut(name: str, head: int, most: int) -> str:
+    return name if len(name) <= most else f"{name[:head]}…{name[head + 1 - most :]}"
+
+
+def _brief(names: Sequence[str]) -> list[str]:
+    """Names without the parts that all share at either end, if what is left still begins with a word (fat-5, not 5)."""
+    parts = [name.split("-") for name in names]
+    head, tail = _shared(parts), _shared([each[::-1] for each in parts])
+    tries = [(start, end) for end in (tail, 0) for start in range(head, -1, -1)] if len(names) > 1 else []
+    for start, end in tries:
+        rest = ["-".join(each[start : len(each) - end]) for each in parts]
+        if all(re.match("[A-Za-z]{2}", name) for name in rest):
+            return rest
+    return list(names)
+
+
+def _shared(parts: Sequence[Sequence[str]]) -> int:
+    """How many parts at the beginning are the same in all."""
+    return sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, zip(*parts, strict=False)))
+
+
+def _settings(configs: Sequence[Config]) -> list[list[str]]:
+    """Of each configuration the settings in which they differ: ['tau 3', 'eps 16/255']."""
+    flat = [_flat(config) for config in configs]
+    differ = [name for name in flat[0] if any(each[name] != flat[0][name] for each in flat)]
+    return [[f"{name.replace('_', ' ')} {_spell(name, each[name])}" for name in differ] for each in flat]
+
+
+def _flat(config: Config) -> dict[str, Any]:
+    plain = to_json(config)
+    return {**plain.pop("attack"), **plain}
+
+
+def _spell(name: str, value: object) -> str:
+    if name in _RADII:
+        with suppress(ValueError):  # a schedule
+            return pixels(float(str(value)))
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _paths(folders: Sequence[Path]) -> dict[Path, str]:
+    """Folders by the fewest last parts of their paths that tell them apart."""
+    parts = {folder: folder.resolve().parts for folder in folders}
+    for count in range(2, max(map(len, parts.values()), default=0) + 1):
+        names = {folder: "/".join(each[-count:]) for folder, each in parts.items()}
+        if len(set(names.values())) == len(names):
+            return names
+    return {folder: str(folder) for folder in folders}

@@ -1,9 +1,0 @@
-"""The paper, reproduced: plan what is missing, carry it out, keep the results as data, draw from the data.
-
-Stands above training, evaluation, recipes and report; nothing below knows of it.
-"""
-
-from sparring.reproduce.plan import Job, plan, state, wanting
-from sparring.reproduce.work import Bench, Stopped, carry_out
-
-__all__ = ["Bench", "Job", "Stopped", "carry_out", "plan", "state", "wanting"]

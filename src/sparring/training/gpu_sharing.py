@@ -1,0 +1,159 @@
+"""Several processes side by side on one GPU: one run leaves it partly idle, and the paper reports medians over trials.
+
+Under NVIDIA's MPS, where it is installed, their kernels run at the same time; without it they take turns. Threads of
+one process gained less (docs/performance.md). A run does not know that it has company: but for rounding, what it
+computes is what it would compute alone.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sparring.errors import RunFailed, UserError
+from sparring.training.run_folder import AT_ONCE
+
+_PIPES, _LOGS = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
+_SHARE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+_LOOK = 0.1  # seconds between two looks at the processes
+
+
+def _silent(line: str) -> None:
+    """Nobody is told."""
+
+
+def fair_share(count: int) -> int:
+    """Per cent of a GPU's multiprocessors for each of so many runs: two of them to each multiprocessor.
+
+    With all of them for everybody, kernels of few images that could run side by side wait for each other; with one run
+    to each, they leave idle what the others could use (measured: docs/performance.md).
+    """
+    return min(100, max(1, 200 // count))
+
+
+def run_together(
+    commands: Sequence[Sequence[str]],
+    *,
+    device: torch.device,
+    share: int | None = None,
+    stop: Callable[[], bool] = lambda: False,
+    tell: Callable[[str], None] = _silent,
+) -> bool:
+    """Run the commands at the same time until all have ended; whether they were left to.
+
+    Once `stop` says so they are asked to stop (SIGTERM, on which `sparring` saves its place), and awaited.
+
+    Args:
+        share: per cent of the GPU's multiprocessors that each may use, under MPS; `fair_share` unless given.
+        tell: is given every line they print, from threads.
+
+    Raises:
+        RunFailed, UserError: one of them failed (UserError where it ended with 2); the others were asked to stop. The
+            message is the last line it complained with.
+        BrokenPipeError: `tell` raised it; all have stopped, because nobody read on.
+    """
+    with one_gpu(device) as shared, tempfile.TemporaryDirectory() as folder:
+        environment = {**os.environ, **shared, "PYTHONUNBUFFERED": "1", AT_ONCE: str(len(commands))}
+        if share is not None:
+            environment[_SHARE] = str(share)
+        else:  # who has set one already knows better
+            environment.setdefault(_SHARE, str(fair_share(len(commands))))
+        environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // len(commands))))
+        complaints = [Path(folder) / f"{number}.txt" for number in range(len(commands))]
+        processes: list[subprocess.Popen[str]] = []
+        readers: list[threading.Thread] = []
+        broken: list[BrokenPipeError] = []
+        try:
+            for command, complaint in zip(commands, complaints, strict=True):
+                processes.append(_start(command, complaint, environment))
+                readers.append(threading.Thread(target=_read, args=(processes[-1], tell, broken), daemon=True))
+                readers[-1].start()
+            stopped, failed = _await(processes, stop)
+        finally:
+            for process in processes:
+                process.kill()  # only what an exception has left running
+                process.wait()
+            for reader in readers:
+                reader.join()
+        if broken:
+            raise broken[0]
+        if failed is not None:
+            code = processes[failed].returncode
+            message = _last_line(complaints[failed]) or f"one of the processes ended with exit status {code}."
+            raise UserError(message) if code == 2 else RunFailed(message)  # as the command itself would have ended
+        return not stopped
+
+
+def _start(command: Sequence[str], complaints: Path, environment: dict[str, str]) -> subprocess.Popen[str]:
+    """In a session of its own: a Ctrl-C is the parent's to pass on."""
+    with complaints.open("w") as file:
+        return subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=file, text=True, start_new_session=True
+        )
+
+
+def _await(processes: Sequence[subprocess.Popen[str]], stop: Callable[[], bool]) -> tuple[bool, int | None]:
+    """Until all have ended: whether they were asked to because of `stop`, and which one failed of its own accord."""
+    stopped, failed = False, None
+    running = True
+    while running:
+        running = None in [process.poll() for process in processes]
+        if not stopped and failed is None:
+            failed = next((number for number, process in enumerate(processes) if process.returncode), None)
+            stopped = failed is None and running and stop()
+            if stopped or failed is not None:
+                for process in processes:
+                    process.terminate()
+        if running:
+            time.sleep(_LOOK)
+    return stopped, failed
+
+
+def _read(process: subprocess.Popen[str], tell: Callable[[str], None], broken: list[BrokenPipeError]) -> None:
+    """Pass on what is printed. Where nobody listens, close the pipe, so that the process notices."""
+    assert process.stdout is not None
+    with process.stdout:
+        try:
+            for line in process.stdout:
+                tell(line.rstrip("\n"))
+        except BrokenPipeError as error:
+            broken.append(error)
+
+
+def _last_line(complaints: Path) -> str:
+    lines = complaints.read_text(errors="replace").strip().splitlines()
+    return lines[-1].removeprefix("sparring: ") if lines else ""
+
+
+@contextmanager
+def one_gpu(device: torch.device) -> Iterator[dict[str, str]]:
+    """What to put into the environment of processes that share a GPU; MPS runs for the time of the block.
+
+    Nothing, where there is no MPS, where it cannot be started, or where it runs already.
+    """
+    control = shutil.which("nvidia-cuda-mps-control")
+    if device.type != "cuda" or control is None or _PIPES in os.environ:
+        yield {}
+        return
+    with tempfile.TemporaryDirectory(prefix="mps-") as folder:
+        shared = {_PIPES: folder, _LOGS: folder}
+        environment = os.environ | shared
+        # Its words go nowhere: a pipe would be held open by the daemon, and waited for.
+        unheard: dict[str, Any] = {"env": environment, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        if subprocess.run([control, "-d"], **unheard).returncode:
+            yield {}
+            return
+        try:
+            yield shared
+        finally:
+            subprocess.run([control], input="quit\n", text=True, **unheard)

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparring.attacks import ball
+
+
+@given(seed=st.integers(0, 1000), eps=st.floats(1e-3, 1.0))
+def test_projection_lies_inside_and_is_idempotent(seed, eps):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.rand(3, 2, 4, generator=generator, dtype=torch.float64)
+    anywhere = torch.randn(3, 2, 4, generator=generator, dtype=torch.float64) * 3
+    inside = ball.project(anywhere, x, eps)
+    assert (inside - x).abs().max() <= eps + 1e-12
+    assert inside.min() >= 0
+    assert inside.max() <= 1
+    assert torch.equal(ball.project(inside, x, eps), inside)
+
+
+@given(seed=st.integers(0, 1000))
+def test_projection_is_the_nearest_point(seed):
+    """Coordinate by coordinate, no point of a fine grid inside is nearer."""
+    generator = torch.Generator().manual_seed(seed)
+    x, away = torch.rand(1, generator=generator), torch.randn(1, generator=generator) * 2
+    grid = torch.linspace(max(0.0, x.item() - 0.2), min(1.0, x.item() + 0.2), 2001)
+    assert (ball.project(away, x, 0.2) - away).abs().item() <= (grid - away).abs().min().item() + 1e-6
+
+
+def test_starts():
+    x = torch.full((2000, 1, 2, 2), 0.5)
+
+    def begun(start, **changes):
+        return ball.random_start(x, eps=0.1, start=start, generator=torch.Generator().manual_seed(0), **changes)
+
+    assert torch.equal(begun(None), x)
+    assert begun(None) is not x
+    uniform = begun("uniform") - x
+    assert uniform.abs().max() <= 0.1 + 1e-6
+    assert uniform.std() == pytest.approx(0.1 / 3**0.5, rel=0.05)
+    normal = begun("normal") - x
+    assert normal.std() == pytest.approx(0.001, rel=0.05)
+
+
+@pytest.mark.parametrize("start", ["uniform", "normal"])
+def test_a_start_stays_in_range(start):
+    x = torch.tensor([0.0, 1.0]).reshape(2, 1, 1, 1).repeat(500, 1, 1, 1)
+    begun = ball.random_start(x, eps=0.0005, start=start, generator=torch.Generator().manual_seed(0))
+    assert begun.min() >= 0
+    assert begun.max() <= 1
+    assert (begun - x).abs().max() <= 0.0005 + 1e-7
+    free = ball.random_start(x, eps=0.0005, start="normal", generator=torch.Generator().manual_seed(0), inside=False)
+    assert (free - x).abs().max() > 0.0005

@@ -1,0 +1,220 @@
+"""A step in two halves: all look, and only those that go on compute a gradient. By Triton's interpreter on a CPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("triton", reason="the kernels need Triton, which pip install -e '.[dev]' brings on Linux")
+if torch.cuda.is_available():
+    pytest.skip("for the interpreter; on CUDA run benchmarks/gpu_engine_check.py", allow_module_level=True)
+
+from sparring.attacks import friendly_pgd
+from sparring.engine.attack.active_set import ActiveSet
+from sparring.engine.attack.buckets import fitting
+from sparring.engine.attack.runner import FastWalk
+from sparring.engine.manual import fused_ops
+from sparring.engine.triton import attack_step, conv, pointwise, pooling
+from sparring.engine.triton.conv import Tiling
+from sparring.models import build
+from tests.engine.networks import OneBlock, Residual
+from tests.engine.streams import Warm
+
+CPU = torch.device("cpu")
+AMONG = torch.tensor([4, 1, 1], dtype=torch.int32)
+SHAPE, PIXELS, CLASSES, HIDDEN = (1, 3, 4), 12, 3, 16
+
+
+def image(draw, *shape, dtype=torch.float16):
+    return torch.randn(shape, generator=draw).to(dtype).contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("two", [False, True])
+def test_a_relu_back_for_some(two):
+    draw = torch.Generator().manual_seed(0)
+    y, first, second = (image(draw, images, 3, 40, 9) for images in (5, 3, 3))
+    ours = pointwise.relu_back(first, second if two else None, y, AMONG)
+    assert torch.equal(ours, torch.where(y[AMONG] > 0, first + second if two else first, 0.0))
+    assert ours.stride() == first.stride()
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_pooling_back_for_some(masked, monkeypatch):
+    draw = torch.Generator().manual_seed(0)
+    h, weight, slope = image(draw, 5, 20, 3, 3, dtype=torch.bfloat16), torch.randn(7, 20), torch.randn(5, 7)
+    whole = pooling.pool_dense_back(slope[AMONG], weight, h[AMONG], masked=masked)
+    assert torch.equal(pooling.pool_dense_back(slope, weight, h, masked=masked, among=AMONG), whole)
+    plain = fused_ops.pool_back(slope, weight, h, masked=masked, among=AMONG)
+    assert torch.allclose(plain.float(), whole.float(), rtol=2**-6) and plain.shape == whole.shape
+
+
+def test_maxima_back_for_some():
+    draw = torch.Generator().manual_seed(0)
+    y, g = image(draw, 5, 3, 6, 4), image(draw, 3, 3, 3, 2)
+    assert torch.equal(pooling.max_pool_back(g, y, AMONG), pooling.max_pool_back(g, y[AMONG]))
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("split", [1, 3])
+def test_a_convolution_back_for_some(stride, split):
+    draw = torch.Generator().manual_seed(0)
+    g, weight = image(draw, 3, 64, 8 // stride, 8 // stride), image(draw, 64, 64, 3, 3) / 16
+    y, z = image(draw, 5, 64, 8, 8), image(draw, 3, 64, 8, 8)
+    how = {"stride": stride, "arrived": torch.zeros(256, dtype=torch.int32), "cut": Tiling(32, 64, 32, split), "z": z}
+    whole = conv.conv_back(g, weight, y=y[AMONG].contiguous(memory_format=torch.channels_last), **how)
+    assert torch.equal(conv.conv_back(g, weight, y=y, among=AMONG, **how), whole)
+    assert whole.any() and not whole.all()
+
+
+def test_cudnn_back_for_some():
+    draw = torch.Generator().manual_seed(0)
+    g, weight, other = (
+        image(draw, *shape, dtype=torch.float32) for shape in ((3, 8, 6, 6), (8, 4, 3, 3), (3, 4, 6, 6))
+    )
+    y = image(draw, 5, 4, 6, 6, dtype=torch.float32)
+    for more in (None, other):
+        whole = fused_ops.back_to(y[AMONG], g, weight, (1, 1), (1, 1), more)
+        assert torch.equal(fused_ops.back_to(y, g, weight, (1, 1), (1, 1), more, AMONG), whole)
+
+
+@pytest.mark.parametrize("name", ["residual", "small_cnn"])
+@pytest.mark.parametrize("cudnn", [False, True])
+def test_a_network_back_for_some(folded, name, cudnn, monkeypatch):
+    monkeypatch.setattr(conv, "cudnn_is_faster", lambda *given, **more: cudnn)
+    ours, _ = folded(Residual() if name == "residual" else build("small_cnn", num_classes=10, size=(8, 8)))
+    draw = torch.Generator().manual_seed(0)
+    x, slope = torch.rand(5, 3, 8, 8, generator=draw), torch.randn(5, 10, generator=draw)
+    _, values = ours.passes.forward(x, torch.arange(5))
+    among = torch.tensor([3, 0, 4], dtype=torch.int32)
+    some, whole = ours.passes.back(slope, values, among), ours.passes.back(slope, values)[among]
+    assert some.shape == whole.shape and whole.any()
+    assert torch.allclose(some, whole, rtol=1e-4, atol=1e-6 * float(whole.abs().max()))
+
+
+def test_two_halves_are_a_step(folded):
+    ours, _ = folded(OneBlock())
+    draw = torch.Generator().manual_seed(1)
+    x = torch.rand(5, 3, 8, 8, generator=draw)
+    y = ours(x).argmax(dim=1)
+    y[::2] = (y[::2] + 1) % 10  # wrong from the start
+    sets = []
+    for halves in (False, True):
+        active = ActiveSet(
+            6, (3, 8, 8), 10, steps=3, inner="ce", noise=False, project=True, device=CPU, kernels=attack_step
+        )
+        active.begin(x, y, x, tau=0, eps=0.1, step_size=0.03)
+        if halves:
+            active.look(ours.passes)
+            assert active.slots.tolist() == [1, 3, 0, 0, 0, 0, 0]
+            active.go(ours.passes, 4)
+        else:
+            active.step(ours, 6)
+        sets.append(active)
+    whole, parts = sets
+    for name in ("backprops", "rows", "report", "serial", "tau_left", "slots"):
+        assert torch.equal(getattr(whole, name), getattr(parts, name)), name
+    assert torch.equal(whole.x_adv, parts.x_adv) and torch.equal(parts.x_adv[::2][:3], x[::2])
+    assert not torch.equal(parts.x_adv[1], x[1])
+
+
+class OneHidden:
+    """A network of one hidden layer, both ways, in torch."""
+
+    def __init__(self, seed):
+        draw = torch.Generator().manual_seed(seed)
+        self.inner = torch.randn(HIDDEN, PIXELS, generator=draw)
+        self.outer = torch.randn(CLASSES, HIDDEN, generator=draw)
+        self.passes = self
+        self.looked = []  # how many came back from a look at how many
+
+    def __call__(self, x):
+        return torch.relu(x.flatten(1) @ self.inner.T - 0.5) @ self.outer.T
+
+    def takes(self, x, images=0):
+        return x.shape[1:] == SHAPE
+
+    def forward(self, x, rows):
+        hidden = torch.relu(x[rows].flatten(1) @ self.inner.T - 0.5)
+        return hidden @ self.outer.T, [hidden]
+
+    def back(self, slope, values, among=None):
+        (hidden,) = values
+        if among is not None:
+            self.looked.append((len(slope), len(among)))
+            slope, hidden = slope[among], hidden[among]
+        return (slope @ self.outer * (hidden > 0)) @ self.inner
+
+    def to_pixels(self, gradient):
+        return gradient.reshape(-1, *SHAPE)
+
+    def move(self, gradient, x_adv, x, target, kicks, numbers, step_index, *, project):
+        attack_step.move(x_adv, x, kicks, gradient, target, numbers, step_index, project=project)
+
+    def refresh(self):
+        pass
+
+    def compile_for(self, sizes, shape):
+        pass
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    count=st.integers(1, 9),
+    tau=st.integers(0, 5),
+    every=st.integers(1, 5),
+    loss=st.sampled_from(["ce", "kl"]),
+)
+def test_a_whole_attack_in_which_all_look_before_some_go(seed, count, tau, every, loss):
+    network = OneHidden(seed)
+    draw = torch.Generator().manual_seed(seed)
+    x = torch.rand(count, *SHAPE, generator=draw)
+    y = network(x).argmax(dim=1)
+    y[::3] = (y[::3] + 1) % CLASSES
+    walk = FastWalk(network, 9, SHAPE, CLASSES, device=CPU, every=every, kernels=attack_step)
+    setting = {"eps": 0.2, "step_size": 0.04, "steps": 5, "tau": tau, "loss": loss, "start": "uniform"}
+    setting |= {"noise": 0.01, "project": True}
+    for again in range(2):
+        network.looked.clear()
+        ours, plain = (
+            attack(network, x, y, generator=torch.Generator().manual_seed(again), **setting)
+            for attack in (walk, friendly_pgd)
+        )
+        assert torch.equal(ours.backprops, plain.backprops)
+        assert torch.allclose(ours.x_adv, plain.x_adv, rtol=0, atol=1e-6)
+        went_on = int((plain.backprops > tau).sum())
+        looks = tau < 5 and fitting(walk.sizes, count) == 9 and went_on > 0
+        assert network.looked == ([(9, fitting(walk.sizes, went_on))] if looks else [])
+
+
+def test_halves_are_made_when_somebody_may_stop(monkeypatch):
+    """Plain PGD, which is tau >= K, does without them; they may come later, and change no attack."""
+    monkeypatch.setattr("sparring.engine.attack.runner.Captured", Warm)
+    network = OneHidden(3)
+    draw = torch.Generator().manual_seed(3)
+    x = torch.rand(9, *SHAPE, generator=draw)
+    y = network(x).argmax(dim=1)
+    walk = FastWalk(network, 9, SHAPE, CLASSES, device=CPU, every=3, kernels=attack_step)
+    setting = {"eps": 0.2, "step_size": 0.04, "steps": 4, "loss": "ce", "start": None, "noise": 0.0, "project": True}
+    looks = []
+    for tau, halved in ((4, False), (5, False), (1, True), (4, True), (0, True)):
+        ours, plain = (
+            attack(network, x, y, generator=torch.Generator(), tau=tau, **setting) for attack in (walk, friendly_pgd)
+        )
+        assert torch.equal(ours.backprops, plain.backprops) and torch.allclose(ours.x_adv, plain.x_adv, atol=1e-6)
+        (bench,) = walk.made.values()
+        assert (bench.look is not None) == halved == bool(bench.go)
+        assert bench.taken == int(bench.active.serial)  # warm-ups were steps, too
+        looks.append(bench.look)
+    assert looks[2] is looks[3] is looks[4]  # made once
+
+
+def test_only_what_the_passes_take_goes_by_hand():
+    network = OneHidden(0)
+    how = {"steps": 2, "inner": "ce", "noise": False, "project": True, "device": CPU}
+    assert ActiveSet(2, SHAPE, CLASSES, kernels=attack_step, **how).passes(network) is network
+    assert ActiveSet(2, (1, 3, 3), CLASSES, kernels=attack_step, **how).passes(network) is None
+    assert ActiveSet(2, SHAPE, CLASSES, **how).passes(network) is None  # without kernels
+    assert ActiveSet(2, SHAPE, CLASSES, kernels=attack_step, **how).passes(lambda x: x) is None

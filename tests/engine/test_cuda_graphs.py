@@ -1,0 +1,140 @@
+"""What is asked of CUDA to capture a piece of work, in which order; the device itself is played here."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from sparring.engine import cuda_graphs
+from sparring.engine.cuda_graphs import Beside, Captured
+from tests.engine.streams import Streams
+
+GIB = 2**30
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """What was asked of the device, with 100 of 141 GiB free."""
+    calls: list[str] = []
+
+    class Stream:
+        def __init__(self, device: int = 0) -> None:
+            pass
+
+        def wait_stream(self, other) -> None:
+            calls.append("wait")
+
+    class Graph:
+        def capture_begin(self, pool, capture_error_mode) -> None:
+            calls.append(f"begin in {pool}, {capture_error_mode}")
+
+        def capture_end(self) -> None:
+            calls.append("end")
+
+        def replay(self) -> None:
+            calls.append("replay")
+
+    @contextmanager
+    def stream(side):
+        calls.append("aside")
+        yield
+        calls.append("back")
+
+    played = {
+        "Stream": Stream,
+        "CUDAGraph": Graph,
+        "stream": stream,
+        "current_stream": Stream,
+        "current_device": lambda: 0,
+        "synchronize": lambda: calls.append("synchronize"),
+        "empty_cache": lambda: calls.append("empty"),
+        "mem_get_info": lambda: (100 * GIB, 141 * GIB),
+    }
+    for name, part in played.items():
+        monkeypatch.setattr(torch.cuda, name, part)
+    cuda_graphs._side.cache_clear()
+    yield calls
+    cuda_graphs._side.cache_clear()
+
+
+WARM_UP = ["wait", "aside", "work", "work", "back", "wait", "synchronize"]
+CAPTURE = ["aside", "begin in pool, thread_local", "work", "end", "back"]
+
+
+def test_work_is_warmed_up_aside_captured_and_replayed(asked):
+    captured = Captured(lambda: asked.append("work"), "pool")
+    assert asked == [*WARM_UP, *CAPTURE]
+    captured()
+    assert asked[-1] == "replay" and asked.count("work") == 3
+
+
+def test_all_captures_are_made_on_one_stream(asked):
+    assert cuda_graphs._side(0) is cuda_graphs._side(0) and cuda_graphs._side(1) is not cuda_graphs._side(0)
+
+
+def test_memory_is_given_back_first_where_it_is_scarce(asked, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (5 * GIB, 11 * GIB))
+    Captured(lambda: asked.append("work"), "pool")
+    assert asked == [*WARM_UP, "empty", *CAPTURE]
+
+
+def test_a_capture_that_fails_is_ended(asked):
+    def work() -> None:
+        asked.append("work")
+        if asked.count("work") > 2:
+            raise RuntimeError("cannot be captured")
+
+    with pytest.raises(RuntimeError, match="cannot be captured"):
+        Captured(work, "pool")
+    assert asked[-1] == "end"
+
+
+def test_without_a_pool_it_is_simply_done(asked):
+    Captured(lambda: asked.append("work"), None)()
+    assert asked == ["work"]
+
+
+def test_what_runs_beside_waits_for_those_who_read_it_last_alone(monkeypatch):
+    streams = Streams(monkeypatch)
+    beside = Beside(torch.device("cpu"))
+    beside.stream = streams.make("aside")
+
+    def batch(name: str) -> None:
+        with beside.beside():
+            streams.say(f"draw {name}")
+        streams.say(f"walk {name}")
+
+    batch("a")
+    beside.read()
+    streams.say("update a")
+    batch("b")  # and breaks off
+    batch("c")
+    drawn_at_first = ["aside waits for main", "aside: draw a", "main waits for aside", "main: walk a", "main: event 0"]
+    drawn_beside = [
+        "main: update a",
+        "aside waits for event 0",
+        "aside: draw b",
+        "main waits for aside",
+        "main: walk b",
+    ]
+    drawn_behind = ["aside waits for main", "aside: draw c", "main waits for aside", "main: walk c"]
+    assert streams.take() == [*drawn_at_first, *drawn_beside, *drawn_behind]
+
+
+def test_what_breaks_off_beside_is_waited_for(monkeypatch):
+    streams = Streams(monkeypatch)
+    beside = Beside(torch.device("cpu"))
+    beside.stream = streams.make("aside")
+    with pytest.raises(RuntimeError), beside.beside():
+        raise RuntimeError("cannot draw")
+    assert streams.take() == ["aside waits for main", "main waits for aside"] and beside.last is None
+
+
+def test_without_cuda_nothing_is_beside():
+    beside = Beside(torch.device("cpu"))
+    with beside.beside():
+        pass
+    beside.read()
+    assert beside.last is None

@@ -1,0 +1,174 @@
+"""Networks that cannot be rewritten for our batch-norm, or not in part, are left as they are."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+pytest.importorskip("triton", reason="the kernels need Triton, which pip install -e '.[dev]' brings on Linux")
+if torch.cuda.is_available():
+    pytest.skip("for the interpreter; on CUDA run benchmarks/gpu_engine_check.py", allow_module_level=True)
+
+from sparring.engine.attack.folded import fold
+from sparring.engine.triton import batch_norm, pooling
+from sparring.engine.update import fuse_bn
+from sparring.engine.update.weight_gradients import Aside
+from tests.engine.networks import Before, Chain
+
+
+class Asks(Chain):
+    def forward(self, x):
+        return super().forward(x if self.training else x + 1)
+
+
+class Weighs(Chain):
+    def forward(self, x):
+        return super().forward(x) + self.fc.bias
+
+
+class Branches(Chain):
+    def forward(self, x):
+        return super().forward(x) if x.sum() > 0 else x
+
+
+class NoBatchNorm(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten())
+
+
+class ByName(Chain):
+    def forward(self, x):
+        return F.relu(self.bn1(input=self.conv1(x)))
+
+
+class Twice(Chain):
+    """One layer in two places: in which order its statistics move is not ours to change."""
+
+    def forward(self, x):
+        return F.relu(self.bn1(self.conv1(x)) + self.bn1(self.conv1(2 * x)))
+
+
+class FailsInTraining(Chain):
+    def forward(self, x):
+        if self.training:
+            raise NotImplementedError
+        return super().forward(x)
+
+
+class Hooked(Chain):
+    def __init__(self, kind="register_forward_hook", layer="relu"):
+        super().__init__()
+        getattr(getattr(self, layer), kind)(lambda *given: None)
+
+
+class HookedAhead(Hooked):
+    def __init__(self):
+        super().__init__("register_forward_pre_hook", "conv1")
+
+
+class HookedBehind(Hooked):
+    def __init__(self):
+        super().__init__("register_full_backward_hook", "bn2")
+
+
+class Overwrites(Chain):
+    """A sum that is nobody's but in place."""
+
+    def forward(self, x):
+        h = self.conv1(x)
+        y = self.bn1(h)
+        y.add_(h)
+        return F.relu(y).mean((2, 3))
+
+
+class OverwritesByModule(Chain):
+    def __init__(self):
+        super().__init__()
+        self.leaky = nn.LeakyReLU(inplace=True)
+
+    def forward(self, x):
+        y = self.bn1(self.conv1(x))
+        return (self.leaky(y) + y.sigmoid()).mean((2, 3))
+
+
+class OverwritesByArgument(Chain):
+    def forward(self, x):
+        z = self.bn1(self.conv1(x))
+        y = z.tanh()
+        F.relu(z, inplace=True)
+        return F.relu(y + z).mean((2, 3))
+
+
+OVERWRITE = [Overwrites, OverwritesByModule, OverwritesByArgument]
+LEFT = [
+    *OVERWRITE,
+    Asks,
+    Weighs,
+    Branches,
+    NoBatchNorm,
+    ByName,
+    Twice,
+    FailsInTraining,
+    Hooked,
+    HookedAhead,
+    HookedBehind,
+]
+
+
+@pytest.mark.parametrize("network", [*LEFT, *OVERWRITE])
+def test_what_cannot_be_rewritten_is_left(network):
+    model = network().train()
+    modes = {name: module.training for name, module in model.named_modules()}
+    assert fuse_bn.fuse(model, batch_norm, pooling) is None
+    assert modes == {name: module.training for name, module in model.named_modules()}
+
+
+@pytest.mark.parametrize("network", OVERWRITE)
+def test_what_writes_in_place_is_not_folded(network):
+    assert fold(network().eval(), dtype=torch.float32, fused=False) is None
+
+
+def test_a_frozen_convolution_is_left_to_autograd():
+    torch.manual_seed(0)
+    model = Before().to(memory_format=torch.channels_last).train()
+    model.blocks[0].conv1.weight.requires_grad_(False)
+    aside = Aside(torch.device("cpu"))
+    graph = fuse_bn.fuse(model, batch_norm, pooling, aside)
+    learned = [p for p in model.parameters() if p.requires_grad]
+    x = torch.rand(4, 3, 8, 8).contiguous(memory_format=torch.channels_last)
+    seen = []
+    original = aside.convolution
+    aside.convolution = lambda x, conv, *given: seen.append(conv) or original(x, conv, *given)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = graph(x).float().square().sum()
+    assert len(aside.gradients(loss, learned)) == len(learned)
+    assert model.blocks[0].conv1 not in seen and model.blocks[0].conv2 in seen
+
+
+def test_a_convolution_called_by_name_is_left_as_it_is():
+    class ByKeyword(Chain):
+        def forward(self, x):
+            return F.relu(self.bn2(self.conv2(input=F.relu(self.bn1(self.conv1(x)))))).mean((2, 3))
+
+    torch.manual_seed(0)
+    model = ByKeyword().to(memory_format=torch.channels_last).train()
+    other = copy.deepcopy(model)
+    graph = fuse_bn.fuse(model, batch_norm, pooling, Aside(torch.device("cpu")))
+    x = torch.rand(4, 3, 8, 8).contiguous(memory_format=torch.channels_last)
+    assert torch.allclose(graph(x), other(x), atol=1e-5)
+
+
+@pytest.mark.parametrize("change", ["momentum", "affine", "statistics", "instance"])
+def test_unusual_batch_norms_are_left(change):
+    model = Chain().train()
+    model.bn2 = {
+        "momentum": nn.BatchNorm2d(20, momentum=None),
+        "affine": nn.BatchNorm2d(20, affine=False),
+        "statistics": nn.BatchNorm2d(20, track_running_stats=False),
+        "instance": nn.InstanceNorm2d(20, affine=True, track_running_stats=True),
+    }[change]
+    assert fuse_bn.fuse(model, batch_norm, pooling) is None

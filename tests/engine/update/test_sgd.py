@@ -1,0 +1,46 @@
+"""SGD of the fast engine is torch's, whatever way a gradient lies in memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from sparring import recipes
+from sparring.engine.update.sgd import Sgd, like
+from sparring.training import loop
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_a_gradient_is_applied_entry_by_entry(layout):
+    weight = torch.randn(3, 2, 2, 2, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    gradient = torch.arange(24.0).reshape(3, 2, 2, 2).to(memory_format=layout)
+    twin = weight.detach().clone().requires_grad_()
+    ours, theirs = (torch.optim.SGD([w], lr=0.5, momentum=0.9, weight_decay=0.1) for w in (weight, twin))
+    descend = Sgd(ours, [weight], [weight])
+    descend.lr.fill_(0.5)
+    for _ in range(2):
+        descend(torch.zeros(()), [gradient])
+        twin.grad = gradient.clone()
+        theirs.step()
+    torch.testing.assert_close(weight, twin)
+
+
+@pytest.mark.parametrize("objective", ["standard", "fat-mart"])
+def test_the_engines_agree_where_the_last_batch_of_grey_images_is_smaller(tmp_path, objective):
+    """Grey images may count as channels_last, and so do gradients then; full batches are copied, the last is not."""
+    name = "standard-digits" if objective == "standard" else "fat-mart-digits"
+    config = replace(recipes.find(name).config, epochs=1, batch_size=500, validation=120)
+    plain, fast = (
+        loop.train(config, tmp_path / kind, tensorboard=False, engine=kind).state_dict() for kind in ("plain", "fast")
+    )
+    for key in plain:
+        torch.testing.assert_close(fast[key], plain[key], rtol=2e-3, atol=2e-4, msg=lambda m, key=key: f"{key}: {m}")
+
+
+def test_a_gradient_is_brought_to_the_precision_of_its_weight():
+    weight = torch.zeros(2, 3)
+    gradient = torch.ones(2, 3)
+    assert like(gradient, weight, torch.float32) is gradient
+    assert like(gradient, weight, torch.bfloat16).dtype == torch.bfloat16

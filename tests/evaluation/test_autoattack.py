@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from pyautoattack import AutoAttack
+from torch import nn
+
+from sparring.attacks.autoattack import Claim
+from sparring.evaluation import autoattack as ensembling
+from sparring.evaluation import evaluate
+
+EPS = 0.1
+
+
+def net() -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Flatten(), nn.Linear(16, 12), nn.Tanh(), nn.Linear(12, 10)).eval()
+
+
+def batch(n: int = 40):
+    x = torch.rand(n, 1, 4, 4, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        y = net()(x).argmax(1)
+    y[::10] = (y[::10] + 1) % 10  # some are wrong to begin with
+    return x, y
+
+
+def test_the_verdicts_are_those_of_the_package_alone():
+    model, (x, y) = net(), batch(15)
+    package = AutoAttack(net().requires_grad_(False), eps=EPS, device="cpu", seed=0)
+    with torch.random.fork_rng():
+        x_adv, _ = package.run_standard_evaluation(x, y, batch_size=500)
+        with torch.no_grad():
+            theirs = net()(x_adv).argmax(1) == y
+    state = torch.get_rng_state()
+    result = evaluate(model, x, y, ["autoattack", "quick"], eps=EPS, doubts=False)
+    assert torch.equal(state, torch.get_rng_state())
+    assert all(p.grad is None and p.requires_grad for p in model.parameters())
+    ours = result["autoattack"]
+    assert torch.equal(ours.correct, theirs)
+    assert 0 < ours.accuracy < result["pgd10"].accuracy + 0.02
+    assert (ours.correct <= result["natural"].correct).all()
+    assert (result["worst"].correct <= (ours.correct & result["pgd10"].correct)).all()
+    after = ours.detail["accuracy_after"]
+    assert ours.detail["version"] == "standard" and list(after) == ["apgd-ce", "apgd-t", "fab-t", "square"]
+    assert sorted(after.values(), reverse=True) == list(after.values()) and after["square"] == ours.accuracy
+
+
+class Noisy(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = net()
+
+    def forward(self, x):
+        return self.net(x) + 0.01 * torch.randn(len(x), 10)
+
+
+def test_a_stochastic_model_gets_the_version_for_it():
+    x, y = batch(12)
+    record = evaluate(Noisy(), x, y, "autoattack", eps=EPS, doubts=False)["autoattack"]
+    assert record.detail["version"] == "rand"
+    assert list(record.detail["accuracy_after"]) == ["apgd-ce", "apgd-dlr"]
+
+
+@pytest.fixture
+def played(monkeypatch):
+    """A package that finds what it is told to: {part: examples}, told apart by their first pixel."""
+    calls: list[tuple[str, bool, list[int]]] = []
+    breaks: dict[str, dict[bool, set[int]]] = {}
+
+    def part(name, model, x, y, *, eps, version, seed):
+        exact = isinstance(model, nn.Module)
+        numbers = x[:, 0, 0, 0].mul(100).round().int().tolist()
+        calls.append((name, exact, numbers))
+        claimed = torch.tensor([number in breaks.get(name, {}).get(exact, set()) for number in numbers])
+        # A pixel of exactly 1 in the corner is what the model below is fooled by.
+        x_adv = x.clone()
+        x_adv[claimed, 0, 3, 3] = 1.0 if exact else 0.99
+        return Claim(x_adv, claimed)
+
+    monkeypatch.setattr(ensembling, "attack_part", part)
+    return calls, breaks
+
+
+class Corner(nn.Module):
+    """Right unless the corner is 1. In bf16 it would already be wrong at 0.99: the claim is not confirmed."""
+
+    def __init__(self):
+        super().__init__()
+        self.unused = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x):
+        fooled = (x[:, 0, 3, 3] == 1.0).float()
+        return torch.stack([1 - fooled, fooled, 0 * fooled, 0 * fooled - 1], dim=1) + 0 * self.unused
+
+
+def corner_images(n: int = 10):
+    x = torch.full((n, 1, 4, 4), 0.5)
+    x[:, 0, 0, 0] = torch.arange(n) / 100
+    return x, torch.zeros(n, dtype=torch.int64)
+
+
+def test_only_what_stands_is_attacked(played):
+    calls, breaks = played
+    breaks["apgd-ce"] = {True: {1, 2}}
+    breaks["fab-t"] = {True: {5}}
+    record = evaluate(Corner(), *corner_images(), "autoattack", eps=EPS, doubts=False, batch_size=6)["autoattack"]
+    assert [n for n, right in enumerate(record.correct) if not right] == [1, 2, 5]
+    seen = {name: sorted(n for part, _, ns in calls if part == name for n in ns) for name in ("apgd-ce", "square")}
+    assert seen["apgd-ce"] == list(range(10))
+    assert seen["square"] == [0, 3, 4, 6, 7, 8, 9]
+
+
+def test_a_bf16_success_that_fp32_does_not_confirm_is_tried_again_in_fp32(played, tmp_path):
+    calls, breaks = played
+    breaks["apgd-ce"] = {False: {1, 2, 3}, True: {2}}  # all three broken in bf16 only; fp32 finds a real break of 2
+    given = {"eps": EPS, "doubts": False, "precision": "bf16", "store": tmp_path}
+    record = evaluate(Corner(), *corner_images(), "autoattack", **given)["autoattack"]
+    assert [n for n, right in enumerate(record.correct) if not right] == [2]
+    assert [ns for part, exact, ns in calls if part == "apgd-ce" and exact] == [[1, 2, 3]]
+    assert [ns for part, exact, ns in calls if part == "apgd-t"] == [[0, 1, 3, 4, 5, 6, 7, 8, 9]]
+    assert record.detail["retried_in_fp32"] == 3
+    again = evaluate(Corner(), *corner_images(), "autoattack", **given)["autoattack"]
+    assert again.detail["retried_in_fp32"] == 3  # by an earlier sitting
+
+
+def test_what_the_bf16_copy_gets_wrong_naturally_is_attacked_in_fp32(played, monkeypatch):
+    calls, breaks = played
+    breaks["apgd-ce"] = {True: {4}}
+    real = ensembling._seen_right
+    monkeypatch.setattr(ensembling, "_seen_right", lambda model, x, y: real(model, x, y) & (x[:, 0, 0, 0] != 0.04))
+    given = {"eps": EPS, "doubts": False, "precision": "bf16"}
+    record = evaluate(Corner(), *corner_images(), "autoattack", **given)["autoattack"]
+    assert ("apgd-ce", True, [4]) in calls
+    assert not record.correct[4] and record.correct.sum() == 9
+
+
+def test_killed_and_resumed(played, tmp_path, monkeypatch):
+    calls, breaks = played
+    breaks["apgd-ce"] = {True: {1}}
+    breaks["fab-t"] = {True: {8}}
+    playing = ensembling.attack_part
+
+    def dies(name, *args, **kwargs):
+        if name == "fab-t" and len([c for c in calls if c[0] == "fab-t"]) == 1:
+            raise KeyboardInterrupt
+        return playing(name, *args, **kwargs)
+
+    monkeypatch.setattr(ensembling, "attack_part", dies)
+    given = {"eps": EPS, "doubts": False, "batch_size": 5, "store": tmp_path}
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(Corner(), *corner_images(), "autoattack", **given)
+    calls.clear()
+    monkeypatch.setattr(ensembling, "attack_part", playing)
+    record = evaluate(Corner(), *corner_images(), "autoattack", **given)["autoattack"]
+    assert [n for n, right in enumerate(record.correct) if not right] == [1, 8]
+    assert [(name, ns) for name, _, ns in calls] == [
+        ("fab-t", [6, 7, 8, 9]),
+        ("square", [0, 2, 3, 4]),
+        ("square", [5, 6, 7, 9]),
+    ]

@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from sparring import models
+from sparring.engine.attack.replay import Replayed
+from sparring.evaluation.gradient_model import gradient_model
+from sparring.evaluation.subject import prepare
+from sparring.evaluation.verdicts import exact, stands
+
+
+def awake(model: nn.Module) -> nn.Module:
+    """Batch-norms as training leaves them: statistics and weights that matter."""
+    generator = torch.Generator().manual_seed(0)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            for tensor in (module.running_mean, module.running_var, module.weight, module.bias):
+                tensor.data.copy_(torch.rand(tensor.shape, generator=generator) + 0.5)
+    return model.eval()
+
+
+def build(name: str, **more) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return awake(models.build(name, num_classes=10, **more))
+
+
+def test_bf16_gradients_point_the_same_way(trained):
+    before = copy.deepcopy(trained.model.state_dict())
+    fast = gradient_model(trained.model, trained.x[:16], precision="bf16")
+
+    def gradient(model):
+        x = trained.x.clone().requires_grad_()
+        logits = model(x)
+        assert logits.dtype == torch.float32
+        return torch.autograd.grad(nn.functional.cross_entropy(logits, trained.y, reduction="sum"), x)[0].flatten(1)
+
+    ours, theirs = gradient(fast), gradient(trained.model)
+    assert not torch.equal(ours, theirs)
+    assert nn.functional.cosine_similarity(ours, theirs).median() > 0.99
+    assert all(torch.equal(value, before[name]) for name, value in trained.model.state_dict().items())
+
+
+def test_the_first_layer_stays_fp32():
+    """Two pixels that bf16 cannot tell apart."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(1, 2), nn.ReLU(), nn.Linear(2, 2)).eval()
+    with torch.no_grad():
+        model[1].weight.copy_(torch.tensor([[1000.0], [0.0]]))
+        model[1].bias.copy_(torch.tensor([-995.0, 0.0]))
+    fast = gradient_model(model, torch.full((1, 1, 1, 1), 0.9), precision="bf16")
+    assert torch.tensor(0.9990).bfloat16() == torch.tensor(0.9985).bfloat16()
+    near, far = fast(torch.tensor([0.9990, 0.9985]).view(2, 1, 1, 1))
+    assert not torch.equal(near, far)
+
+
+def test_a_model_that_reaches_into_its_layers_still_runs():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(9, 3)
+
+        def forward(self, x):
+            return self.fc(x.flatten(1)) @ self.fc.weight @ self.fc.weight.t()
+
+    x = torch.rand(4, 1, 3, 3, generator=torch.Generator().manual_seed(0))
+    with torch.random.fork_rng():
+        model = Tied().eval()
+    assert gradient_model(model, x, precision="bf16")(x).shape == (4, 3)
+    assert gradient_model(lambda x: x.flatten(1), x, precision="bf16")(x).shape == (4, 9)
+
+
+def test_verdicts_are_exact_and_settings_come_back():
+    seen = []
+
+    def model(x):
+        seen.append((torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32, (x @ x).dtype))
+        return x
+
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    torch.set_float32_matmul_precision("high")
+    torch.backends.cudnn.allow_tf32 = True
+    try:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            right = stands(model, torch.eye(3), torch.tensor([0, 1, 1]))
+            assert (torch.eye(3) @ torch.eye(3)).dtype == torch.bfloat16
+        assert torch.get_float32_matmul_precision() == "high" and torch.backends.cudnn.allow_tf32
+        with pytest.raises(RuntimeError, match="stop"), exact(torch.device("cpu")):
+            raise RuntimeError("stop")
+        assert torch.get_float32_matmul_precision() == "high" and torch.backends.cudnn.allow_tf32
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cudnn.allow_tf32 = before[1]
+    assert seen == [("highest", False, torch.float32)]
+    assert right.tolist() == [True, True, False]
+
+
+def test_logits_that_are_no_numbers_are_wrong():
+    logits = torch.tensor([[torch.nan, 0.0], [0.0, 1.0]])
+    assert stands(lambda x: logits, torch.zeros(2, 1), torch.tensor([0, 1])).tolist() == [False, True]
+
+
+class Viewed(nn.Module):
+    """Reshapes with view, which channels_last does not allow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.fc = nn.Conv2d(3, 8, 3, padding=1), nn.Linear(8 * 16, 3)
+
+    def forward(self, x):
+        return self.fc(self.conv(x).view(len(x), -1))
+
+
+class NormFirst(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.BatchNorm2d(3), nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(32, 3))
+
+
+@pytest.mark.parametrize("make", [Viewed, NormFirst])
+def test_a_strangers_forward_is_served_one_way_or_the_other(make):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = make().eval()
+    x = torch.rand(4, 3, 4, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    fast = gradient_model(model, x.detach(), precision="bf16")
+    logits = fast(x)
+    torch.testing.assert_close(logits, model(x), rtol=0.05, atol=0.05)
+    torch.autograd.grad(logits.sum(), x)
+
+
+def test_captures_make_room_for_a_batch_that_does_not_fit():
+    """What they hold nobody else can have: they are given back before a smaller batch is tried."""
+    model = models.build("tiny_cnn", num_classes=10, channels=1, size=(8, 8)).eval()
+    subject = prepare(model, torch.rand(6, 1, 8, 8), torch.zeros(6, dtype=torch.int64), precision="fp32", batch_size=6)
+    subject.fast = Replayed(model)
+    subject.fast.made[1, 2, 3] = None
+
+    def work(x, y, rows):
+        if subject.fast.made:
+            raise torch.OutOfMemoryError
+        return rows
+
+    parts = [found for _, found in subject.each(torch.arange(6), work)]
+    assert torch.cat(parts).tolist() == [0, 1, 2, 3, 4, 5] and [len(part) for part in parts] == [3, 3]

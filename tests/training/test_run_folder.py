@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import errno
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from sparring.errors import UserError
+from sparring.training import loop, run_folder
+
+
+def test_create_and_open(tmp_path, small):
+    folder = tmp_path / "a" / "b"
+    run_folder.create(folder, small, "fat-digits")
+    found = run_folder.open_run(folder)
+    assert found.config == small
+    assert found.recipe == "fat-digits"
+    assert found.last() is None
+
+
+def test_a_run_is_not_overwritten_unless_asked(tmp_path, small):
+    run = run_folder.create(tmp_path, small, "one")
+    run.save(run_folder.LAST, {"model.a": torch.ones(1)}, {})
+    with pytest.raises(UserError, match=r"already holds a run\. Continue it with --resume"):
+        run_folder.create(tmp_path, small, "two")
+    assert run_folder.open_run(tmp_path).recipe == "one"
+    (tmp_path / "notes.txt").write_text("mine")
+    run_folder.create(tmp_path, small, "two", overwrite=True)
+    assert run_folder.open_run(tmp_path).recipe == "two"
+    assert run_folder.open_run(tmp_path).last() is None
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path, small):
+    (tmp_path / "thesis.tex").write_text("")
+    with pytest.raises(UserError, match="not a run folder"):
+        run_folder.create(tmp_path, small, "")
+
+
+def test_a_folder_that_cannot_be_made(tmp_path, small):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot make the folder"):
+        run_folder.create(tmp_path / "file" / "run", small, "")
+
+
+def test_opening_what_is_no_run(tmp_path):
+    with pytest.raises(UserError, match="holds no run"):
+        run_folder.open_run(tmp_path)
+    (tmp_path / run_folder.CONFIG).write_text("{")
+    with pytest.raises(UserError, match="damaged"):
+        run_folder.open_run(tmp_path)
+
+
+def test_metrics_survive_a_cut_line_and_are_trimmed(tmp_path, small):
+    run = run_folder.create(tmp_path, small, "")
+    for epoch in (1, 2, 3):
+        run.record({"epoch": epoch})
+    with (tmp_path / run_folder.METRICS).open("a") as file:
+        file.write('{"epoch": 4, "lo')
+    assert [record["epoch"] for record in run.metrics()] == [1, 2, 3]
+    run.keep_metrics(2)
+    assert (tmp_path / run_folder.METRICS).read_text() == '{"epoch": 1}\n{"epoch": 2}\n'
+
+
+def test_leftovers_of_a_kill_are_swept_by_who_trains(tmp_path, small):
+    run_folder.create(tmp_path, small, "")
+    (tmp_path / ".last.safetensors.123.tmp").write_bytes(b"half")
+    run_folder.open_run(tmp_path)  # somebody looks: it may be training, and half-written for a good reason
+    assert list(tmp_path.glob(".*.tmp"))
+    run_folder.sweep(tmp_path)
+    assert not list(tmp_path.glob(".*.tmp"))
+
+
+def test_a_folder_is_trained_by_one_process_at_a_time(tmp_path, small):
+    code = """
+import sys, time
+from pathlib import Path
+from sparring.training import run_folder
+with run_folder.claimed(Path(sys.argv[1])):
+    print("mine", flush=True)
+    time.sleep(60)
+"""
+    folder = tmp_path / "run"
+    other = subprocess.Popen([sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert other.stdout is not None and other.stdout.readline() == "mine\n"
+        with pytest.raises(UserError, match="is being trained by another process"):
+            loop.train(small, folder, tensorboard=False)
+    finally:
+        other.kill()
+        other.communicate()
+    with run_folder.claimed(folder):  # whoever is gone holds nothing
+        assert list(folder.iterdir()) == []
+
+
+def test_a_file_system_without_locks(tmp_path, monkeypatch):
+    def none(*given):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", none)
+    with run_folder.claimed(tmp_path / "run"):
+        assert (tmp_path / "run").is_dir()
+
+
+def test_environment_has_one_entry_per_session_and_no_absolute_path(tmp_path, small, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["/somewhere/bin/sparring", "train", "fat-digits"])
+    run_folder.create(tmp_path, small, "")
+    for _ in range(2):
+        run_folder.note_environment(tmp_path, torch.device("cpu"))
+    text = (tmp_path / run_folder.ENVIRONMENT).read_text()
+    sessions = json.loads(text)
+    assert len(sessions) == 2
+    assert sessions[0]["command"] == "sparring train fat-digits"
+    assert sessions[0]["torch"] == torch.__version__
+    assert "/somewhere" not in text
+
+
+@pytest.mark.parametrize(
+    ("typed", "noted"),
+    [
+        (["/some/where/sparring/__main__.py", "train"], "sparring train"),
+        (["bin/gpu.py", "--names", "rho 1"], "gpu.py --names 'rho 1'"),
+    ],
+)
+def test_the_command_as_one_types_it(typed, noted, monkeypatch):
+    monkeypatch.setattr("sys.argv", typed)
+    assert run_folder.environment(torch.device("cpu"))["command"] == noted
+
+
+def test_where_a_checkpoint_stands():
+    places = [{"epoch": 2}, {"epoch": 2, "step": 0}, {"epoch": 0, "step": 1}, {"epoch": 2, "step": 11}]
+    told = ["epoch 2", "epoch 2", "epoch 0 and 1 step", "epoch 2 and 11 steps"]
+    assert [run_folder.stage(facts) for facts in places] == told

@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+from sparring.data import load
+from sparring.engine import Average
+from sparring.errors import UserError
+from sparring.training import checkpoint, loop, run_folder
+from sparring.training.config import model_facts
+from sparring.training.state import Keeper, restore
+
+CPU = torch.device("cpu")
+
+
+def begun(config):
+    facts = model_facts(config, load("digits"))
+    return loop.begin(config, facts, CPU), facts
+
+
+def test_the_best_is_kept_as_it_was_and_written_with_the_rest(tmp_path, small):
+    state, facts = begun(small)
+    keeper = Keeper(run_folder.create(tmp_path / "run", small, ""), state, facts, None)
+    assert keeper.idle == float("inf")
+    before = {name: tensor.clone() for name, tensor in state.model.state_dict().items()}
+    keeper.keep(state.model, {"epoch": 1, "pgd10": 0.5})
+    with torch.no_grad():
+        for parameter in state.model.parameters():
+            parameter.add_(1.0)  # training goes on
+    assert not (tmp_path / "run" / run_folder.BEST).exists()
+    keeper.save()
+    keeper.finish()
+    best, last = (checkpoint.load(tmp_path / "run" / name) for name in (run_folder.BEST, run_folder.LAST))
+    assert all(torch.equal(best.part("model")[name], tensor) for name, tensor in before.items())
+    assert not torch.equal(last.part("model")["conv1.weight"], before["conv1.weight"])
+    assert keeper.pending is None and keeper.idle < 60
+
+
+def test_a_checkpoint_is_of_its_moment_and_the_run_goes_on_meanwhile(tmp_path, small, monkeypatch):
+    state, facts = begun(small)
+    run = run_folder.create(tmp_path / "run", small, "")
+    go, really = threading.Event(), run_folder.Run.save
+
+    def slow(self, *file):
+        assert go.wait(60)
+        really(self, *file)
+
+    monkeypatch.setattr(run_folder.Run, "save", slow)
+    before = {name: tensor.clone() for name, tensor in state.model.state_dict().items()}
+    with Keeper(run, state, facts, None) as keeper:
+        keeper.save()  # returns though nothing is written yet
+        assert not (tmp_path / "run" / run_folder.LAST).exists()
+        with torch.no_grad():
+            for parameter in state.model.parameters():
+                parameter.add_(1.0)
+        state.step = 5
+        go.set()
+    saved = checkpoint.load(tmp_path / "run" / run_folder.LAST)  # the context has waited for it
+    assert saved.facts["step"] == 0
+    assert all(torch.equal(saved.part("model")[name], tensor) for name, tensor in before.items())
+
+
+def test_what_cannot_be_written_is_said_and_tried_again(tmp_path, small, monkeypatch):
+    state, facts = begun(small)
+    run = run_folder.create(tmp_path / "run", small, "")
+    really, room = run_folder.Run.save, []
+
+    def full(self, *file):
+        if not room:
+            raise UserError("the disk is full.")
+        really(self, *file)
+
+    monkeypatch.setattr(run_folder.Run, "save", full)
+    with pytest.raises(UserError, match="full"), Keeper(run, state, facts, None) as keeper:
+        keeper.save()
+    assert keeper.writer._shutdown and not any(thread.is_alive() for thread in keeper.writer._threads)
+    with Keeper(run, state, facts, None) as keeper:
+        keeper.keep(state.model, {"epoch": 1, "pgd10": 0.5})
+        keeper.save()
+        with pytest.raises(UserError, match="full"):
+            keeper.save()  # the next one says it
+        room.append(True)
+        state.step = 9
+        keeper.save()
+    best, last = (checkpoint.load(tmp_path / "run" / name) for name in (run_folder.BEST, run_folder.LAST))
+    assert last.facts["step"] == 9 and best.facts["epoch"] == 1  # the best was not forgotten
+
+
+def test_a_state_comes_back_with_momentum_place_and_sums(tmp_path, small):
+    state, facts = begun(small)
+    for parameter in state.model.parameters():
+        state.optimizer.state[parameter]["momentum_buffer"] = torch.randn_like(parameter)
+    state.epoch, state.step, state.tally.images = 3, 7, 21
+    state.tally.backprops += 5
+    average = Average(state.model, 0.5)
+    average.move()
+    with Keeper(run_folder.create(tmp_path / "run", small, ""), state, facts, average) as keeper:
+        keeper.save()
+    saved = run_folder.open_run(tmp_path / "run").last()
+    other, _ = begun(small)
+    with torch.no_grad():
+        for parameter in other.model.parameters():
+            parameter.zero_()
+    restore(other, saved)
+    assert (other.epoch, other.step, other.tally.images, int(other.tally.backprops)) == (3, 7, 21, 5)
+    for one, two in zip(state.model.parameters(), other.model.parameters(), strict=True):
+        assert torch.equal(one, two)
+        assert torch.equal(state.optimizer.state[one]["momentum_buffer"], other.optimizer.state[two]["momentum_buffer"])
+    assert set(saved.part("average")) == set(average.state())
+
+
+def test_the_last_checkpoint_is_tried_again_at_the_end(tmp_path, small, monkeypatch):
+    state, facts = begun(small)
+    really, tries = run_folder.Run.save, []
+
+    def full_once(self, *file):
+        tries.append(file[0])
+        if len(tries) == 1:
+            raise UserError("the disk is full.")
+        really(self, *file)
+
+    monkeypatch.setattr(run_folder.Run, "save", full_once)
+    with Keeper(run_folder.create(tmp_path / "run", small, ""), state, facts, None) as keeper:
+        state.step = 7
+        keeper.save()
+    assert (
+        tries == [run_folder.LAST, run_folder.LAST]
+        and checkpoint.load(tmp_path / "run" / run_folder.LAST).facts["step"] == 7
+    )
+    assert keeper.handed == []  # nothing is held for longer than it takes to write
+
+
+def test_what_is_tried_again_is_what_was_handed_over_last(tmp_path, small, monkeypatch):
+    state, facts = begun(small)
+    really, tries = run_folder.Run.save, []
+
+    def full_twice(self, *file):
+        tries.append(file[2]["step"])
+        if len(tries) in (1, 3):
+            raise UserError("the disk is full.")
+        really(self, *file)
+
+    monkeypatch.setattr(run_folder.Run, "save", full_twice)
+    with Keeper(run_folder.create(tmp_path / "run", small, ""), state, facts, None) as keeper:
+        for state.step in (1, 2, 3):
+            keeper.save()
+    assert tries == [1, 2, 3, 3] and checkpoint.load(tmp_path / "run" / run_folder.LAST).facts["step"] == 3
