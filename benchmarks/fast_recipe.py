@@ -1,12 +1,12 @@
-"""On one H200: find the settings of `fast-cifar10-resnet18` by validation data, then train it on several seeds.
+"""The recipe `fast-cifar10-resnet18` on one GPU: choose its settings on held-out images, then train several seeds.
 
-    PYTHONPATH=src:site SPARRING_DATA=DATA python3 benchmarks/gpu_fast_recipe.py trials OUT.json
-    PYTHONPATH=src:site SPARRING_DATA=DATA python3 benchmarks/gpu_fast_recipe.py final OUT.json [--epochs N ...]
-    PYTHONPATH=src:site SPARRING_DATA=DATA python3 benchmarks/gpu_fast_recipe.py final OUT.json --best TRIALS.json ...
+    SPARRING_DATA=DATA python3 benchmarks/fast_recipe.py trials OUT.json
+    SPARRING_DATA=DATA python3 benchmarks/fast_recipe.py final OUT.json [--epochs N ...]
+    SPARRING_DATA=DATA python3 benchmarks/fast_recipe.py final OUT.json --best TRIALS.json ...
 
-`trials` trains the candidates one after the other and looks at held-out training images only (n = 4,000), for the last
-weights and for their average. `final` trains the chosen one, or the best of some trials, seed after seed, alone on the
-GPU, and measures each on the test set once, by the protocol dat. Chosen so far: k5.
+`trials` trains the candidates one after the other and measures them on held-out training images only (n = 4,000), the
+last weights and their average. `final` trains the chosen candidate (k5), or the best of given trials, seed after seed,
+alone on the GPU, and measures each on the test set once, by the protocol dat.
 """
 
 from __future__ import annotations
@@ -45,26 +45,22 @@ BASE = replace(
 
 
 def fewer(steps: int, step_size: float, tau: str, epochs: int):
-    """Fewer, longer steps leave time for more epochs."""
+    """A candidate with fewer, longer steps, which leaves time for more epochs."""
     attack = replace(BASE.attack, steps=steps, step_size=step_size, tau=parse(tau))
     return replace(BASE, attack=attack, epochs=epochs)
 
 
-# Each is to take about 85 s alone, reckoned from the times of steps. The one with the highest sum of natural and PGD-10
-# accuracy on held-out images is taken, and measured on the test set once.
+# Each takes about 85 s alone, estimated from the times of steps. The candidate with the highest sum of natural and
+# PGD-10 accuracy on held-out images is chosen.
 CANDIDATES = {
     "256": BASE,
     "k7": fewer(7, 0.01, "0,1@45%", 37),
     "k5": fewer(5, 0.0125, "0,1@65%", 45),
-    # And about 145 s.
-    "k5-long": fewer(5, 0.0125, "0,1@65%", 76),
-    "k5-long-robust": fewer(5, 0.0125, "0,1@40%,2@80%", 72),
-    "k7-long": fewer(7, 0.01, "0,1@45%,2@85%", 60),
 }
 
 
 class Clock:
-    """Notes when the first step was done and when the run ended."""
+    """Records when the first step was done and when the run ended."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -112,8 +108,7 @@ def judge(folder: Path, data, config) -> dict:
 
 def trials(out: Path, names: list[str]) -> None:
     data = load("cifar10")
-    names = names or ["256", "k7", "k5"]
-    configs = {name: replace(CANDIDATES[name], validation=HELD) for name in names}
+    configs = {name: replace(CANDIDATES[name], validation=HELD) for name in names or CANDIDATES}
     found = {"n": HELD, **runs.environment(DEVICE)}
     for name, config in configs.items():
         watch, folder = Clock(name), RUNS / "trials" / name
@@ -143,7 +138,7 @@ def final(out: Path, given: argparse.Namespace) -> None:
         config = replace(config, lr=parse(given.lr))
     found = {"candidate": name, "config": to_json(config), **runs.environment(DEVICE), "seeds": {}}
 
-    def measure(seed: int, watch: Clock, model, company: int) -> None:
+    def measure(seed: int, watch: Clock, model) -> None:
         result = evaluate(model, data.test.x, data.test.y, "dat", precision="bf16", doubts=False)
         row = {record.name: record.accuracy for record in result}
         metrics = runs.read_metrics(RUNS / "final" / str(seed))
@@ -151,11 +146,11 @@ def final(out: Path, given: argparse.Namespace) -> None:
         found["seeds"][seed] = {
             "seconds": watch.seconds,
             "start_up_s": start,
-            "runs_at_once": company,
+            "runs_at_once": 1,
             "dat": row,
             "epochs": metrics,
         }
-        print(f"seed {seed}: {watch.seconds:.1f} s after {start:.1f} s of start-up, {company} at once;", end=" ")
+        print(f"seed {seed}: {watch.seconds:.1f} s after {start:.1f} s of start-up;", end=" ")
         print({name: f"{100 * accuracy:.2f}" for name, accuracy in row.items()}, flush=True)
         out.write_text(json.dumps(found, indent=1))
 
@@ -163,7 +158,7 @@ def final(out: Path, given: argparse.Namespace) -> None:
         watch = Clock(f"seed {seed}")
         same = {"device": DEVICE, "data": data, "tensorboard": False, "overwrite": True}
         model = train(replace(config, seed=seed), RUNS / "final" / str(seed), watch=watch, **same)
-        measure(seed, watch, model, 1)
+        measure(seed, watch, model)
 
 
 def main() -> None:

@@ -1,14 +1,12 @@
-"""Does bf16 on the fast engine end where fp32 on the plain path ends? 20 epochs of FAT on ResNet-18, several seeds.
+"""Test accuracy of FAT trained in bf16 on the fast engine against fp32: 20 epochs of ResNet-18, several seeds, one GPU.
 
-PYTHONPATH=src:site SPARRING_DATA=DATA python3 benchmarks/gpu_precision.py RUNS OUT.json --way plain --seeds 0
-PYTHONPATH=src:site SPARRING_DATA=DATA python3 benchmarks/gpu_precision.py RUNS OUT.json --way fast --seeds 0 1 2
+    SPARRING_DATA=DATA python3 benchmarks/precision_cifar10.py RUNS OUT.json --way plain --seeds 0
+    SPARRING_DATA=DATA python3 benchmarks/precision_cifar10.py RUNS OUT.json --way fast --seeds 0 1 2
+    SPARRING_DATA=DATA python3 benchmarks/precision_cifar10.py RUNS OUT.json --given plain-0=FILE
 
-PYTHONPATH=src:site SPARRING_DATA=DATA python3 benchmarks/gpu_precision.py RUNS OUT.json --given plain-0=FILE
-
-A run that is not through when the minutes are over is saved, and goes on when called again; the last line measures
-weights that were brought home. Test set, n = 10,000, protocol dat, gradients in bf16 and verdicts in fp32 for both ways
-(fp32 gradients give the same accuracies to 0.06 points: results/evaluation/speed-h200.json; seed 0 of the engine was
-measured with them).
+A run that is not finished after --minutes is saved, and continues when called again; the last line measures given
+weights. Test set, n = 10,000, protocol dat, gradients in bf16 and verdicts in fp32 (fp32 gradients give the same
+accuracies to 0.06 points: results/evaluation/speed-h200.json).
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gpu_methods import Say
+from methods_cifar10 import Say
 
 from sparring import runs
 from sparring.cli.train import stopping
@@ -46,7 +44,7 @@ WAYS = {"plain": ("fp32", "plain"), "fast": ("bf16", "fast"), "fast-fp32": ("fp3
 
 
 def measure(name: str, model: torch.nn.Module, data: Dataset, given: argparse.Namespace, facts: dict[str, Any]) -> None:
-    """The test accuracies of a run, into the file with the others."""
+    """Measure a run's test accuracies and add them to the file."""
     result = evaluate(model, data.test.x, data.test.y, "dat", precision="bf16", doubts=False)
     found = json.loads(given.out.read_text()) if given.out.exists() else {"n": len(data.test), "runs": {}}
     accuracies = {record.name: record.accuracy for record in result}
@@ -59,9 +57,9 @@ def measure(name: str, model: torch.nn.Module, data: Dataset, given: argparse.Na
 
 @torch.no_grad()
 def in_other_ways(model: torch.nn.Module, data: Dataset) -> dict[str, float]:
-    """Natural accuracy of the same model as it was trained, if that was bf16: its weights rounded, and all of it.
+    """Natural accuracy of the same model with its weights rounded to bf16, and wholly in bf16.
 
-    Does what bf16 loses, if it loses any, come from measuring in fp32 what was trained in bf16?
+    Separates what training in bf16 costs from what measuring in fp32 costs.
     """
     rounded = copy.deepcopy(model)
     for layer in rounded.modules():

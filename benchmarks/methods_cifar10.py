@@ -1,18 +1,17 @@
-"""On one H200: every method under one and the same short schedule, and the two questions of ours, on CIFAR-10.
+"""Every method under one short schedule on CIFAR-10, and two ablations of FAT's stopping rule, on one GPU.
 
-    PYTHONPATH=src:site SPARRING_DATA=DATA python3 benchmarks/gpu_methods.py work RUNS [--again] [--names ...]
-    PYTHONPATH=src python3 benchmarks/gpu_methods.py collect RUNS OUT.json
-    PYTHONPATH=src python3 benchmarks/gpu_methods.py tables results/methods/h200.json
+    SPARRING_DATA=DATA python3 benchmarks/methods_cifar10.py work RUNS [--again] [--names ...]
+    python3 benchmarks/methods_cifar10.py collect RUNS OUT.json
+    python3 benchmarks/methods_cifar10.py tables results/methods/h200.json
 
-ResNet-18, 15 epochs, one cycle, batch 256, no average of the weights unless the method is that. METHODS: README's
-table, one seed. TAU: tau by rule against the paper's schedule, three seeds. SEARCH: friendly data by definition against
-PGD-K-tau at equal back-propagations. A run that two of them need is trained once.
+ResNet-18, 15 epochs, one cycle, batch 256, no average of the weights unless the method is that. METHODS: the table of
+methods, one seed. TAU: tau by rule against the paper's schedule, three seeds. SEARCH: friendly data by definition
+against PGD-K-tau at equal back-propagations. A run that two of them need is trained once.
 
-`work` trains and measures what is neither in RESULTS (unless --again) nor in another one's hands, run by run: several
-of them share the list (gpu_queue.py). It stops when --minutes are over or at a SIGTERM, and goes on where it was when
-called again.
+`work` trains and measures every run that is neither in RESULTS (unless --again) nor claimed by another process, so
+several processes can share the list. It stops after --minutes or at a SIGTERM, and continues when called again.
 Test set: natural, PGD-20 and C&W of the dat protocol on 10,000 images, AutoAttack on 1,000 for METHODS; gradients in
-bf16, verdicts in fp32, of the last epoch's weights. `collect` adds what is done to a file, `tables` prints it.
+bf16, verdicts in fp32, weights of the last epoch. `collect` adds finished runs to a file, `tables` prints it.
 """
 
 from __future__ import annotations
@@ -87,7 +86,7 @@ ALL = {name: short(config) for name, config in (RECIPES | _SEEDS | _CURVE | _LOS
 
 
 class Say:
-    """One line for an epoch in five."""
+    """Prints one line every five epochs."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -114,7 +113,7 @@ class Say:
 
 
 def work(given: argparse.Namespace, stop: Callable[[], bool]) -> bool:
-    """Whether all it took in hand came to its end."""
+    """Train and measure the runs; False where one failed or was interrupted."""
     data, known, well = load("cifar10"), {} if given.again else read(RESULTS), True
     for name in given.names or ALL:
         if name in known:
@@ -124,11 +123,11 @@ def work(given: argparse.Namespace, stop: Callable[[], bool]) -> bool:
                 if not result_of(given.runs, name).exists():
                     one(name, given, data, stop)
         except UserError:
-            continue  # another one does it
+            continue  # claimed by another process
         except Interrupted as stopped:
             print(f"{name}: {stopped}", flush=True)
             return False
-        except Exception:  # the others are worth having
+        except Exception:  # the other runs still count
             traceback.print_exc()
             well = False
     return well
@@ -167,7 +166,7 @@ def one(name: str, given: argparse.Namespace, data: Dataset, stop: Callable[[], 
     partial = result_of(given.runs, name).with_suffix(".part")
     partial.write_text(json.dumps(row))
     partial.rename(result_of(given.runs, name))
-    print(f"{name}: {told(row)}; measured in {time.perf_counter() - began:.1f} s", flush=True)
+    print(f"{name}: {numbers_of(row)}; measured in {time.perf_counter() - began:.1f} s", flush=True)
 
 
 def collect(given: argparse.Namespace) -> None:
@@ -177,7 +176,7 @@ def collect(given: argparse.Namespace) -> None:
     print(f"{len([name for name in ALL if name in rows])} of {len(ALL)} runs are done", flush=True)
 
 
-def told(row: dict[str, Any], autoattack: bool = True) -> str:
+def numbers_of(row: dict[str, Any], autoattack: bool = True) -> str:
     numbers = [row["dat"][attack] for attack in ("natural", "pgd20", "cw30")]
     numbers += [row["autoattack"]["accuracy"]] if autoattack and "autoattack" in row else []
     return " | ".join([*(f"{100 * number:.1f}" for number in numbers), f"{row['backprops']:.1f}"])
@@ -189,7 +188,7 @@ def tables(rows: dict[str, Any]) -> None:
         print(f"\n| | {head} | mean BPs |\n" + "|---" * (head.count("|") + 3) + "|")
         for name in names:
             if name in rows:
-                print(f"| `{name}` | {told(rows[name], names is METHODS)} |")
+                print(f"| `{name}` | {numbers_of(rows[name], names is METHODS)} |")
     print("\n| tau, three seeds | natural | PGD-20 | C&W | mean BPs |\n|---|---|---|---|---|")
     for rule, names in TAU.items():
         found = [rows[name] for name in names if name in rows]

@@ -1,6 +1,10 @@
-"""Is the engine right? Data and counts against the plain path, in fp32, on synthetic images. For speed: sparring bench.
+"""Check of the fast engine on one GPU against the plain path, fp32 and eager autocast, on synthetic images.
 
-PYTHONPATH=src python3 benchmarks/gpu_engine_check.py $OUT/check.json
+    PYTHONPATH=src python3 benchmarks/check_engine.py OUT.json
+
+Checks captured updates, hand-written passes, the step in two graphs, captured gradients of an evaluation, and data and
+back-propagation counts in fp32. What must hold exactly is asserted; the rest is printed and written. For speed:
+`sparring bench`.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 def made(name: str, half: bool):
     torch.manual_seed(0)
-    # A linear model is fooled at every step by some: the set shrinks step by step.
+    # Some examples fool a linear model at every step: the active set shrinks step by step.
     linear = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3072, 10))
     model = (linear if name == "linear" else build(name, num_classes=10)).to(DEVICE)
     with torch.no_grad():
@@ -112,8 +116,8 @@ def correctness() -> list[dict]:
     return rows
 
 
-def by_hand(name: str, counts: tuple[int, ...]) -> list[dict]:
-    """Passes by hand against autograd through cuDNN's, both in bf16, both against fp32: relative errors."""
+def hand_written(name: str, counts: tuple[int, ...]) -> list[dict]:
+    """Relative errors against fp32 of the hand-written passes and of autograd through cuDNN, both in bf16."""
     rows = []
     model, engine, _ = made(name, half=True)
     print(engine.line, flush=True)
@@ -124,12 +128,12 @@ def by_hand(name: str, counts: tuple[int, ...]) -> list[dict]:
     for count in counts:
         generator = torch.Generator(DEVICE).manual_seed(count)
         x = torch.rand(count, *SHAPE, device=DEVICE, generator=generator)
-        slope = torch.randn(count, 10, device=DEVICE, generator=generator)
+        output_gradient = torch.randn(count, 10, device=DEVICE, generator=generator)
         found = {}
         for whose, network in (("exact", exact), ("ours", ours), ("theirs", theirs)):
             point = x.clone().requires_grad_()
             logits = network(point)
-            (gradient,) = torch.autograd.grad(logits, point, slope)
+            (gradient,) = torch.autograd.grad(logits, point, output_gradient)
             found[whose] = logits.detach(), gradient
         row = {"model": name, "images": count}
         for whose in ("ours", "theirs"):
@@ -148,10 +152,10 @@ def attacked(engine, model, x, y, given) -> tuple[torch.Tensor, torch.Tensor]:
     return found.x_adv.clone(), found.backprops.clone()
 
 
-def halves(name: str) -> list[dict]:
-    """Attacks in bf16 whose step with most stops is two halves, against the same with whole steps: how much is equal.
+def two_graph_step(name: str) -> list[dict]:
+    """Shares that are equal between bf16 attacks whose first step with stops is two graphs and ones with whole steps.
 
-    Where whole steps run in parts (wide ResNets) rounding differs.
+    Rounding differs where whole steps run in parts (wide ResNets).
     """
     model, engine, _ = made(name, half=True)
     x, y = batch(model, seed=1, wrong=0.4)
@@ -161,7 +165,7 @@ def halves(name: str) -> list[dict]:
         x_adv, backprops = attacked(engine, model, x[:count], y[:count], given)
         (bench,) = engine.walk.made.values()
         assert bench.look is not None
-        kept, bench.look, bench.halve = bench.look, None, lambda: None  # it makes its halves when it misses them
+        kept, bench.look, bench.halve = bench.look, None, lambda: None  # else the two graphs are captured again
         their_x_adv, their_backprops = attacked(engine, model, x[:count], y[:count], given)
         assert bench.look is None
         bench.look = kept
@@ -176,9 +180,9 @@ def halves(name: str) -> list[dict]:
 
 
 def updates() -> dict:
-    """Captured updates in bf16, a partial batch and a perturbed one among them, against eager autocast and torch's SGD.
+    """Relative distance of the weights after captured bf16 updates from eager autocast with torch's SGD.
 
-    Relative distances between the weights, beside how far they moved; what must hold exactly is asserted.
+    Partial batches and weight perturbation (AWP) are among the nine updates.
     """
     model, engine, _ = made("resnet18", half=True)
     update, loss = engine.update, OBJECTIVES["fat"].loss
@@ -218,7 +222,7 @@ def updates() -> dict:
 
 
 def replayed() -> list[dict]:
-    """Captured passes against the same passes launched one by one: how far apart, and ms of a gradient each."""
+    """Captured gradients against the same launched kernel by kernel: relative distance, and ms of each."""
     _, engine, _ = made("resnet18", half=True)
     theirs = engine.network.network
     ours = Replayed(theirs)
@@ -249,9 +253,9 @@ if __name__ == "__main__":
     torch._logging.set_logs(all=50)
     found = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "command": " ".join(sys.argv)}
     found["updates"] = updates()
-    found["by_hand"] = by_hand("resnet18", (1, 8, 16, 24, 32, 40, 56, 64, 80, 128, 250))
-    found["by_hand"] += by_hand("wrn-34-10", (1, 8, 40, 128))
-    found["halves"] = [row for name in ("resnet18", "small_cnn", "wrn-34-10") for row in halves(name)]
+    found["hand_written"] = hand_written("resnet18", (1, 8, 16, 24, 32, 40, 56, 64, 80, 128, 250))
+    found["hand_written"] += hand_written("wrn-34-10", (1, 8, 40, 128))
+    found["two_graph_step"] = [row for name in ("resnet18", "small_cnn", "wrn-34-10") for row in two_graph_step(name)]
     found["replayed"] = replayed()
     found["correctness"] = correctness()
     with open(sys.argv[1], "w") as file:  # noqa: PTH123
