@@ -1,10 +1,10 @@
-"""Does stopping early save time? PGD-K-tau against PGD-K on the same batch, in one run.
+"""Time of PGD-K-tau over the time of PGD-K on the same batch, on a CPU.
 
     python benchmarks/bench_attack.py
 
-An example that takes b of K steps is computed b + 1 times, so a batch of mean b should cost about (b + 1) / K of PGD-K;
-the bound is 1.15 times that. Prints one line per batch: mean BPs, the measured ratio (median of 5, with the range), the
-bound, and whether it holds.
+An example that takes b of K steps is computed b + 1 times, so a batch with a mean of b should cost about (b + 1) / K of
+PGD-K; the bound is 1.15 times that. Prints one line per batch: mean BPs, the measured ratio (median of 5, with the
+range), the bound, and whether it holds.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SIZES = (0.08, 0.04, 0.025, 0.02)  # the larger the step, the sooner an untraine
 
 
 def batch(model: torch.nn.Module) -> tuple[Tensor, Tensor]:
-    """Images with the label the model gives them, and now and then another."""
+    """Images with the labels that the model predicts; every ninth label is another one."""
     x = torch.rand(BATCH, 3, 16, 16, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         y = model(x).argmax(dim=1)

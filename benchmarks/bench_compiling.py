@@ -1,8 +1,8 @@
-"""How long ResNet-18's kernels take to compile for an H200, one after the other and side by side; no GPU is needed.
+"""Seconds to compile ResNet-18's Triton kernels for an H200, one by one and side by side; needs no GPU.
 
-PYTHONPATH=src python benchmarks/bench_compiling.py OUT.json
+    python benchmarks/bench_compiling.py [OUT.json]
 
-Each way in processes of its own with an empty cache, three times in turn. What is counted begins after the imports.
+Each variant runs three times in turn, every time in a process of its own with an empty cache. Imports are not counted.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-WAYS = ("one after the other", "side by side")
+VARIANTS = ("one after the other", "side by side")
 REPEATS = 3
 
 
-def compile_all(way: str) -> None:
-    """In this process: print the seconds and the number of kernels."""
+def compile_all(variant: str) -> None:
+    """Compile in this process; print the seconds and the number of kernels."""
     import torch
     import triton
     from triton.backends.compiler import GPUTarget
@@ -37,7 +37,7 @@ def compile_all(way: str) -> None:
     device = {"get_current_device": lambda: 0, "get_current_stream": lambda device=None: 0}
     driver.set_active(SimpleNamespace(**device, get_current_target=lambda: h200))
     reading.convolutions_for = lambda device: (conv, ends, pooling)
-    if way == WAYS[0]:
+    if variant == VARIANTS[0]:
         del triton.AsyncCompileMode
     passes = fold(build("resnet18", num_classes=10).eval(), dtype=torch.bfloat16, fused=True).passes
     began = time.perf_counter()
@@ -47,31 +47,32 @@ def compile_all(way: str) -> None:
     print(json.dumps({"seconds": seconds, "kernels": kernels, "triton": triton.__version__}))
 
 
-def main(out: Path) -> None:
+def main(out: Path | None) -> None:
     import torch
 
     from sparring import runs
 
-    found: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
+    found: dict[str, list[dict[str, float]]] = {variant: [] for variant in VARIANTS}
     for _ in range(REPEATS):
-        for way in WAYS:
+        for variant in VARIANTS:
             with tempfile.TemporaryDirectory() as cache:
                 environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": cache}
-                command = [sys.executable, "-W", "ignore", __file__, "--way", way]
+                command = [sys.executable, "-W", "ignore", __file__, "--variant", variant]
                 done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-                found[way].append(json.loads(done.stdout))
-    told = {
-        way: {"median_s": statistics.median(one["seconds"] for one in each), "each": each}
-        for way, each in found.items()
+                found[variant].append(json.loads(done.stdout))
+    summary = {
+        variant: {"median_s": statistics.median(one["seconds"] for one in each), "each": each}
+        for variant, each in found.items()
     }
-    ratio = told[WAYS[0]]["median_s"] / told[WAYS[1]]["median_s"]
-    result = {**told, "ratio": ratio, "cores": os.cpu_count(), **runs.environment(torch.device("cpu"))}
+    ratio = summary[VARIANTS[0]]["median_s"] / summary[VARIANTS[1]]["median_s"]
+    result = {**summary, "ratio": ratio, "cores": os.cpu_count(), **runs.environment(torch.device("cpu"))}
     print(json.dumps(result, indent=1))
-    out.write_text(json.dumps(result, indent=1) + "\n")
+    if out is not None:
+        out.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "--way":
+    if sys.argv[1:2] == ["--variant"]:
         compile_all(sys.argv[2])
     else:
-        main(Path(sys.argv[1]))
+        main(Path(sys.argv[1]) if sys.argv[1:] else None)

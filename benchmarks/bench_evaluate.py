@@ -1,22 +1,21 @@
-"""How long an evaluation takes, against the authors' way and against the AutoAttack package alone; all in one run.
+"""Time of an evaluation, against the published code's procedure and against the AutoAttack package alone, in one run.
 
-Without arguments: a small network on digits, on one CPU core, in about a minute; what counts is the ratios. On a GPU:
+Without arguments: a small network on digits, on one CPU core, in about a minute; the ratios count. On a GPU:
 
-    PYTHONPATH=src python3 benchmarks/bench_evaluate.py --device cuda --out $OUT/evaluate.json
-    PYTHONPATH=src python3 benchmarks/bench_evaluate.py --device cuda --checkpoint RUN --data cifar10 --aa-limit 1000
+    python3 benchmarks/bench_evaluate.py --device cuda --out evaluate.json
+    python3 benchmarks/bench_evaluate.py --device cuda --checkpoint RUN --data cifar10 --aa-limit 1000
 
-measures ResNet-18 (random weights and images unless given) on 10,000 images: the attack step alone in each form of the
-bf16 copy, the dat protocol, and AutoAttack. The authors' way (fp32, batches of 128, backward() through the weights too)
-is timed on `--authors-limit` images and scaled up. With random weights AutoAttack runs at an eps so small that
-nothing breaks: every part then works on every image, the longest case. torch's own TF32 switches are left as they are
-for the package alone, and off for our verdicts.
+measures ResNet-18 (random weights and images unless given) on 10,000 images: the attack step alone for each form of the
+bf16 copy, the dat protocol, and AutoAttack. The published procedure (fp32, batches of 128, backward() through the
+weights too) is timed on `--authors-limit` images and scaled up. With random weights AutoAttack runs at an eps so small
+that nothing breaks: every part then works on every image, the longest case. torch's TF32 switches keep their values for
+the package alone, and are off for our verdicts.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import platform
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -44,7 +43,7 @@ def main() -> None:
     parser.add_argument("--data", help="cifar10, digits, ...; random images unless given (digits on the CPU)")
     parser.add_argument("--model", default="resnet18")
     parser.add_argument("--n", type=int, help="images of the dat protocol")
-    parser.add_argument("--authors-limit", type=int, help="images of the authors' way")
+    parser.add_argument("--authors-limit", type=int, help="images of the published procedure")
     parser.add_argument("--aa-limit", type=int, help="images of AutoAttack; 0 leaves it out")
     parser.add_argument("--eps", type=float, help="of AutoAttack")
     parser.add_argument(
@@ -149,10 +148,10 @@ def steps(model: nn.Module, x: Tensor, y: Tensor, forms: list[str]) -> dict[str,
 
 
 def dat(model: nn.Module, x: Tensor, y: Tensor, limit: int, *, compiled: bool) -> dict[str, float]:
-    """The dat protocol, ours and the authors' way: 151 gradient steps an image."""
+    """The dat protocol by this package and by the published procedure: 151 gradient steps an image."""
     device = next(model.parameters()).device
     found = {}
-    evaluate(model, x[:64], y[:64], "quick", precision="bf16", doubts=False)  # libraries wake up
+    evaluate(model, x[:64], y[:64], "quick", precision="bf16", doubts=False)  # initialises libraries
     for precision in ("fp32", "bf16"):
         ours: list[Any] = []
         found[f"ours-{precision}-seconds"] = timed(
@@ -171,7 +170,7 @@ def dat(model: nn.Module, x: Tensor, y: Tensor, limit: int, *, compiled: bool) -
 
 
 def authors(model: nn.Module, x: Tensor, y: Tensor) -> None:
-    """The way of the published code, written anew: batches of 128, fp32, every attack on its own."""
+    """The procedure of the published code, reimplemented: batches of 128, fp32, every attack on its own."""
     device = next(model.parameters()).device
     for attack in plan(find(PROTOCOLS["dat"])):
         s = attack.settings
@@ -236,7 +235,7 @@ def autoattack(
 
 
 def timed(work: Callable[[], Any], device: torch.device) -> float:
-    """Seconds, the device's own included."""
+    """Seconds, with work queued on the device included."""
     if device.type == "cuda":
         torch.cuda.synchronize()
     began = time.perf_counter()
@@ -250,7 +249,7 @@ def hardware(device: torch.device) -> dict[str, str]:
     """What the numbers were measured on."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
     tf32 = f"matmul {torch.get_float32_matmul_precision()}, cudnn {torch.backends.cudnn.allow_tf32}"
-    return {"device": name, "torch": str(torch.__version__), "machine": platform.platform(), "tf32": tf32}
+    return {"device": name, "torch": str(torch.__version__), "tf32": tf32}
 
 
 if __name__ == "__main__":

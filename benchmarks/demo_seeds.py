@@ -1,8 +1,8 @@
-"""The demo over five seeds: what README says about its spread.
+"""The demo over five seeds: mean and range of every accuracy.
 
     python benchmarks/demo_seeds.py results/demo.json
 
-Runs `sparring demo --seed K` for K = 0..4 (two to three minutes each on 2 cores) and keeps every number it measured.
+Runs `sparring demo --seed K` for K = 0..4 (two to three minutes each on 2 cores) and writes every number it measured.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Theorem 1 on digits: standard, Madry's and friendly training, three seeds each. Writes JSON.
+"""Theorem 1 on digits for standard, Madry's and friendly training, three seeds each.
 
     python benchmarks/digits_bound.py results/bound-digits.json
 

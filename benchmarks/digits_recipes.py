@@ -1,7 +1,8 @@
-"""Every digits recipe over three seeds: what `sparring recipes` says to expect.
+"""Every digits recipe over three seeds: the accuracies that `sparring recipes` lists as expected.
 
     python benchmarks/digits_recipes.py results/digits-recipes.json
     python benchmarks/digits_recipes.py results/digits-baselines.json dat-digits cat-digits ates-digits
+    python benchmarks/digits_recipes.py results/digits-options.json fat-digits fat-ema-digits fat-awp-digits
 
 Trains each recipe with seeds 0, 1 and 2 on the CPU and measures it on the 450 test images at the radius it was trained
 for (protocol mart: PGD-20 and C&W-30 in steps of eps/10).

@@ -2,11 +2,12 @@
 
     python benchmarks/friendly_search.py results/friendly/digits-search.json --question search
     python benchmarks/friendly_search.py results/friendly/digits-tau.json --question tau
+    python benchmarks/friendly_search.py results/friendly/digits-noprojection.json --question noprojection
 
 `search`: PGD-K-tau at tau 0 to 3 is a curve of accuracy over back-propagations; is a search by rho above it? `tau`: the
-paper's schedule and both rules. `noprojection`: Appendix B. A contender differs from the recipe `fat-digits` in what is
-declared below and in nothing else. A trial is written as soon as it is done, and one that is in the file is not run
-again. Protocol mart at eps 0.3. CIFAR-10: gpu_methods.py.
+paper's schedule and two rules. `noprojection`: Appendix B. A contender differs from the recipe `fat-digits` in what is
+declared below only. A trial is written as soon as it is done, and one that is in the file is not run again. Protocol
+mart at eps 0.3. On CIFAR-10: methods_cifar10.py.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from sparring.schedules import constant, parse
 from sparring.train import train
 
 CPU = torch.device("cpu")
-Contenders = dict[str, dict[str, Any]]  # name -> the objective and what of the attack is its own
+Contenders = dict[str, dict[str, Any]]  # name -> the objective and the attack's settings that it changes
 
 
 def fat(tau: str) -> dict[str, Any]:
@@ -44,7 +45,7 @@ def by(case: str, rho: float, **more: Any) -> dict[str, Any]:
 
 
 def unhalved(rho: float) -> dict[str, Any]:
-    """By probability without the bisection, which is the search of ATES: what the halving alone does."""
+    """By probability without the bisection, which is the search of ATES: isolates what the bisection does."""
     return {"objective": "ates", "margin": constant(rho)}
 
 

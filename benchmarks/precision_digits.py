@@ -1,11 +1,11 @@
-"""Does bf16 cost accuracy where seeds are cheap? FAT on digits by the fast engine on a CPU, in fp32 and in bf16.
+"""Accuracy of FAT on digits trained by the fast engine in fp32 and in bf16, on a CPU, seed by seed.
 
     OMP_NUM_THREADS=1 python benchmarks/precision_digits.py OUT.json FIRST LAST
 
 One thread; `fat-digits`, seeds FIRST to LAST - 1, each in both precisions. Natural accuracy and PGD-20 (eps 0.3, steps
 of 0.03, uniform start) on the 450 test images, by the fp32 weights in fp32. OUT.json grows seed by seed: what it holds
-already is not trained again. Eager torch stands for the GPU's kernels, so this asks about bf16 and the engine's way
-with it (copies of the weights, the folded network), not about Triton.
+already is not trained again. Eager torch replaces the GPU's kernels, so this measures bf16 and how the engine uses it
+(copies of the weights, the folded network), not Triton.
 """
 
 from __future__ import annotations
@@ -57,20 +57,20 @@ def main(out: Path, first: int, last: int) -> None:
 
 
 def means(rows: dict[str, dict[str, dict[str, float]]]) -> dict[str, dict[str, float]]:
-    """In points: both means, their difference seed by seed, its standard error, and how many seeds."""
-    told = {}
+    """Both means, their paired difference and its standard error in points, and the number of seeds."""
+    summary = {}
     for name in ("natural", "pgd20"):
         fp32, bf16 = ([100 * row[precision][name] for row in rows.values()] for precision in ("fp32", "bf16"))
         gaps = [b - a for a, b in zip(fp32, bf16, strict=True)]
         error = statistics.stdev(gaps) / len(gaps) ** 0.5 if len(gaps) > 1 else float("nan")
         numbers = {"fp32": fp32, "bf16": bf16, "bf16 - fp32": gaps}
-        told[name] = {what: statistics.mean(values) for what, values in numbers.items()}
-        told[name] |= {"standard error": error, "seeds": len(gaps)}
-    return told
+        summary[name] = {what: statistics.mean(values) for what, values in numbers.items()}
+        summary[name] |= {"standard error": error, "seeds": len(gaps)}
+    return summary
 
 
 def kept(text: str) -> Path:
-    """A file of this script's, or one that is not there yet."""
+    """The path of a result of this script, or of a new file."""
     path = Path(text)
     try:
         if path.exists():
