@@ -1,14 +1,15 @@
-"""What an objective is made of, and the three searches for training data: none, worst-case, friendly.
+"""What an objective is: a search for training data, and a loss on what the search finds.
 
-An objective is declared, not derived: the friendly objectives are the originals with another search. Nothing here knows
-an optimiser, an epoch loop or a data set.
+An objective is one frozen dataclass in a file of its own, and holds every number that the method has. It names itself
+(`name`, as on the command line); the package finds it there. Knows no optimiser, no epoch loop and no data set.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -16,33 +17,130 @@ from torch import Tensor, nn
 from sparring import schedules
 from sparring.attacks import Found, friendly_pgd
 from sparring.attacks.ball import Start
-from sparring.attacks.checks import Model, check_radius, check_settings
+from sparring.attacks.checks import Model, check_radius, check_settings, fresh_generator
 from sparring.errors import UserError
-from sparring.schedules import Ramp, Schedule, constant
+from sparring.schedules import Schedule, constant
+
+EpochMetrics = Mapping[str, Any]  # one finished epoch, as the run folder records it
+_FINE = 10_000  # epochs that stand for a run of which only the finished fraction is known
 
 
 @dataclass(frozen=True)
-class Setting:
-    """The attack's numbers at one place in training."""
+class Progress:
+    """Where training stands: the epoch as a real number (1.0 is the beginning of epoch 1), of how many, after what."""
+
+    epoch: float
+    epochs: int
+    history: Sequence[EpochMetrics] = ()
+
+    @classmethod
+    def at_fraction(cls, done: float, history: Sequence[EpochMetrics] = ()) -> Progress:
+        """The place in a run of which the fraction `done` is finished; schedules must then be relative (0,1@40%)."""
+        if not 0 <= done <= 1:
+            raise UserError(f"progress must lie in [0, 1], got {done!r}. Write for example epoch / epochs.")
+        return cls(round(1 + done * _FINE, 6), _FINE, history)
+
+    def value(self, schedule: Schedule) -> float:
+        """What a schedule says here."""
+        return schedule.at(self.epoch, self.epochs)
+
+
+class Search(Protocol):
+    """Finds the data to train on, in the order of the batch. Runs the model in eval mode and leaves it as it was."""
+
+    def __call__(self, model: Model, x: Tensor, y: Tensor, generator: torch.Generator) -> Found:
+        """The data for this batch."""
+
+
+@dataclass(frozen=True)
+class NoAttack:
+    """The images themselves."""
+
+    def __call__(self, model: Model, x: Tensor, y: Tensor, generator: torch.Generator) -> Found:
+        """x, after no back-propagation."""
+        return Found(x, torch.zeros_like(y))
+
+
+@dataclass(frozen=True)
+class KTauPGD:
+    """PGD-K-tau, the search that the engine can capture; tau >= K is plain PGD-K."""
 
     eps: float
     step_size: float
     steps: int
     tau: int
+    loss: Literal["ce", "kl"]
     start: Start
-    noise: float
-    project: bool
-    fosc: float
-    margin: float
-    rho: float
-    downhill: bool
-    patience: int
-    share: float
+    noise: float = 0.0
+    project: bool = True
+
+    def __call__(self, model: Model, x: Tensor, y: Tensor, generator: torch.Generator) -> Found:
+        """The data for this batch, by the plain attack."""
+        settings = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return friendly_pgd(model, x, y, generator=generator, **settings)
 
 
 @dataclass(frozen=True)
+class Step:
+    """One training step in the caller's own loop."""
+
+    loss: Tensor  # scalar; backward() gives the gradients of the weights
+    x_adv: Tensor  # order, shape, dtype and device of x
+    backprops: Tensor  # int64, one per example
+
+
+class Objective(Protocol):
+    """Search for data, then minimise a loss on them."""
+
+    name: ClassVar[str]
+
+    @property
+    def radius(self) -> float:
+        """The largest eps of training; 0 for none."""
+
+    @property
+    def most_backprops(self) -> int:
+        """The most back-propagations that an example can take."""
+
+    def search(self, progress: Progress) -> Search:
+        """The search for training data at this place of training."""
+
+    def loss(self, model: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor) -> Tensor:
+        """What the weights descend: a scalar, with the model in train mode."""
+
+    def metrics(self, progress: Progress) -> dict[str, Any]:
+        """What the objective's own schedules say at this place, for the run's records."""
+
+    def own_attack(self, progress: Progress) -> dict[str, Any] | None:
+        """Settings of a PGD under which held-out accuracy is recorded too (`own`), where the method depends on it."""
+
+
+def training_step(
+    self: Objective,
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    *,
+    progress: float = 0.0,
+    generator: torch.Generator | None = None,
+    history: Sequence[EpochMetrics] = (),
+) -> Step:
+    """Adversarial data for a batch and the loss on them, for a training loop of the caller's own.
+
+    Args:
+        model: maps pixels in [0, 1] to logits. The attack runs in eval mode, the loss in the mode the model is in.
+        progress: the finished fraction of training, from 0 to 1; schedules follow it.
+        generator: for randomness that can be repeated; without it the operating system seeds a fresh one.
+        history: metrics of the finished epochs, for methods that adapt to them (CAT).
+    """
+    place = Progress.at_fraction(progress, history)
+    found = self.search(place)(model, x, y, generator or fresh_generator(x))
+    return Step(self.loss(model, x, found.x_adv, y), found.x_adv, found.backprops)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Attack:
-    """The search for training data: what PGD-K-tau needs, and what single objectives need beside it."""
+    """What every adversarial objective has: PGD inside an eps-ball."""
 
     eps: Schedule = constant(8 / 255)  # noqa: RUF009 (a frozen value)
     """Radius of the ball, in [0, 1] pixels: 8/255, or a schedule such as ramp:0..8/255@50%."""
@@ -50,170 +148,92 @@ class Attack:
     """Length of one step (alpha), in [0, 1] pixels."""
     steps: int = 10
     """The most steps an example takes (K)."""
-    tau: Schedule = constant(0)  # noqa: RUF009
-    """Steps still taken once the model is fooled, e.g. 1, or 0,1@51,2@91. For the friendly objectives; fat-paced and
-    fat-patient find their own."""
     start: Start = "uniform"
     """Where the attack begins: at the image (None), uniform in the ball, or normal (0.001 sigma)."""
+
+    def __post_init__(self) -> None:
+        read_schedules(self)
+        if max(self.eps.values()) <= 0 or min(self.eps.values()) < 0:
+            raise UserError(f"eps must not be negative and not be 0 throughout, got {self.eps}.")
+        for eps in self.eps.values():
+            if eps > 0:  # a ramp may begin at 0: the images themselves
+                check_radius("eps", eps)
+        check_settings(
+            eps=max(self.eps.values()), step_size=self.step_size, steps=self.steps, loss="ce", start=self.start
+        )
+
+    @property
+    def radius(self) -> float:
+        """The largest eps of training."""
+        return max(self.eps.values())
+
+    @property
+    def most_backprops(self) -> int:
+        """The most back-propagations that an example can take."""
+        return self.steps
+
+    def pgd(self, progress: Progress) -> dict[str, Any]:
+        """The numbers that every PGD takes, at this place of training."""
+        eps = progress.value(self.eps)
+        return {"eps": eps, "step_size": self.step_size, "steps": self.steps, "start": self.start}
+
+    def metrics(self, progress: Progress) -> dict[str, Any]:
+        """eps."""
+        return {"eps": progress.value(self.eps)}
+
+    def own_attack(self, progress: Progress) -> dict[str, Any] | None:
+        """None: nothing beside the usual validation."""
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class KTauAttack(Attack):
+    """What the objectives of PGD-K-tau have beside it: Madry, TRADES, MART and their friendly versions."""
+
     noise: float = 0.0
     """Sigma of normal noise added at every step."""
     project: bool = True
     """Put every step back into the eps-ball."""
-    fosc: Schedule = Ramp(0.5, 0.0, 0.833)  # noqa: RUF009
-    """FOSC at which an attack stops (c_t), in nats. Only dat uses it."""
-    margin: Schedule = Ramp(0.0, 1.0)  # noqa: RUF009
-    """Margin of probability above which an attack stops (lambda_t): 0 at the boundary, 1 never. Only ates uses it."""
-    patience: int = 10
-    """Epochs without a better validation accuracy before PGD gets one more step (cat: accuracy under PGD at its present
-    steps), or tau (fat-patient: under PGD-10)."""
-    rho: Schedule = constant(0.1)  # noqa: RUF009
-    """Margin by which friendly data are wrong: in nats for fat-by-loss, in probability for fat-by-probability."""
-    downhill: bool = False
-    """Make data that are wrong by rho from the start friendlier too, at the price of steps. For the same two."""
-    share: float = 0.25
-    """Steps beyond the boundary as a part of the mean steps of the last epoch: tau of fat-paced."""
 
     def __post_init__(self) -> None:
-        for name in ("eps", "tau", "fosc", "margin", "rho"):  # in Python a number or a line will do
-            object.__setattr__(self, name, schedules.of(getattr(self, name)))
-        if max(self.eps.values()) <= 0 or min(self.eps.values()) < 0:
-            raise UserError(f"attack.eps must not be negative and not be 0 throughout, got {self.eps}.")
-        for eps in self.eps.values():
-            if eps > 0:  # a ramp may begin at 0; the search then stays at the image
-                check_radius("attack.eps", eps)
-        for tau in self.tau.values():
-            if tau != int(tau) or tau < 0:
-                raise UserError(f"attack.tau must hold whole numbers of at least 0, got {self.tau}.")
-        for criterion in self.fosc.values():
-            if not 0 <= criterion < float("inf"):
-                raise UserError(f"attack.fosc must be finite and at least 0, got {self.fosc}. Write ramp:0.5..0@83.3%.")
-        for margin in self.margin.values():
-            if not -1 <= margin <= 1:
-                raise UserError(f"attack.margin must lie in [-1, 1], got {self.margin}. Write for example ramp:0..1.")
-        for rho in self.rho.values():
-            if not 0 < rho < float("inf"):
-                raise UserError(f"attack.rho must be finite and above 0, got {self.rho}. Write for example 0.1.")
-        if not 0 <= self.share <= 1:
-            raise UserError(f"attack.share must lie in [0, 1], got {self.share}. Write for example 1/4.")
-        if self.patience < 1:
-            raise UserError(f"attack.patience must be at least 1, got {self.patience}.")
+        super().__post_init__()
+        if type(self.project) is not bool:
+            raise UserError(f"project must be True or False, got {self.project!r}.")
         check_settings(
-            eps=max(self.eps.values()),
-            step_size=self.step_size,
-            steps=self.steps,
-            loss="ce",
-            start=self.start,
-            noise=self.noise,
+            eps=self.radius, step_size=self.step_size, steps=self.steps, loss="ce", start=self.start, noise=self.noise
         )
 
-    def at(self, place: float, epochs: int) -> Setting:
-        """The numbers at a place in a run of so many epochs."""
-        return Setting(
-            eps=self.eps.at(place, epochs),
-            step_size=self.step_size,
-            steps=self.steps,
-            tau=int(self.tau.at(place, epochs)),
-            start=self.start,
-            noise=self.noise,
-            project=self.project,
-            fosc=self.fosc.at(place, epochs),
-            margin=self.margin.at(place, epochs),
-            rho=self.rho.at(place, epochs),
-            downhill=self.downhill,
-            patience=self.patience,
-            share=self.share,
+    def k_tau(self, progress: Progress, *, tau: int, loss: Literal["ce", "kl"] = "ce") -> Search:
+        """PGD-K-tau at this place of training. A ball of radius 0 holds the images alone."""
+        numbers = self.pgd(progress)
+        if not numbers["eps"]:
+            return NoAttack()
+        return KTauPGD(**numbers, tau=tau, loss=loss, noise=self.noise, project=self.project)
+
+
+def read_schedules(objective: Any) -> None:
+    """Replace numbers and one-line forms by schedules, in a frozen dataclass that is being made."""
+    for field in dataclasses.fields(objective):
+        if field.type in ("Schedule", Schedule):
+            object.__setattr__(objective, field.name, schedules.of(getattr(objective, field.name)))
+
+
+def check_tau(tau: Schedule) -> None:
+    """Refuse a schedule of tau that holds anything but whole numbers from 0 on."""
+    if any(value != int(value) or value < 0 for value in tau.values()):
+        raise UserError(f"tau must hold whole numbers of at least 0, got {tau}.")
+
+
+def check_beta(beta: float) -> None:
+    """Refuse a weight that is not finite and not negative."""
+    if not 0 <= beta < float("inf"):
+        raise UserError(f"beta must be finite and at least 0, got {beta}.")
+
+
+def check_kl_start(objective: KTauAttack, name: str) -> None:
+    """Refuse to ascend the KL to the clean prediction from the image itself, where it is flat."""
+    if objective.start is None and not objective.noise:
+        raise UserError(
+            f"{name} ascends the KL to the clean prediction, which is flat at the image itself. Start beside it: "
+            "--attack.start normal (or uniform)."
         )
-
-
-# What not every objective reads: of the attack, and of the configuration.
-SPECIAL = (
-    "attack.tau",
-    "attack.fosc",
-    "attack.margin",
-    "attack.patience",
-    "attack.rho",
-    "attack.downhill",
-    "attack.share",
-    "beta",
-)
-
-InnerLoss = Literal["ce", "kl"]
-Walk = Callable[..., Found]  # the call of attacks.friendly_pgd, or an engine's
-Record = Mapping[str, Any]  # one epoch of the run, as its folder records it
-OuterLoss = Callable[[nn.Module, Tensor, Tensor, Tensor, float], Tensor]  # (model, x, x_adv, y, beta) -> scalar
-
-
-@dataclass(frozen=True)
-class Bout:
-    """One batch against one model: what a search is given."""
-
-    model: Model
-    x: Tensor
-    y: Tensor
-    inner: InnerLoss  # what to climb
-    setting: Setting
-    generator: torch.Generator
-    walk: Walk = friendly_pgd
-
-    @property
-    def numbers(self) -> dict[str, Any]:
-        """What every attack takes."""
-        s = self.setting
-        return {"eps": s.eps, "step_size": s.step_size, "steps": s.steps, "start": s.start, "generator": self.generator}
-
-
-# Finds the data to train on, in the order of the batch. Runs the model in eval mode and leaves it as it was.
-Search = Callable[[Bout], Found]
-
-
-def as_scheduled(setting: Setting, records: Sequence[Record]) -> Setting:
-    """What happened so far changes nothing."""
-    return setting
-
-
-@dataclass(frozen=True)
-class Objective:
-    """Search for data, then minimise a loss on them."""
-
-    name: str
-    search: Search
-    inner: InnerLoss  # what the search climbs
-    loss: OuterLoss  # what the weights descend, in train mode
-    reads: tuple[str, ...] = ()  # which of SPECIAL mean anything to it
-    friendly: bool = False  # whether it stops by tau, its own or a scheduled one
-    measured: bool = False  # whether a record also holds the accuracy under the epoch's own attack (`own`, at `steps`)
-    walks: bool = True  # whether the search uses `walk`, with its noise and its search without projection
-    rho_below: float = float("inf")  # what `attack.rho` must not reach
-    # The setting after the epochs recorded so far. A pure function of them: what it knows survives a resume by itself.
-    adapt: Callable[[Setting, Sequence[Record]], Setting] = as_scheduled
-
-    def find(
-        self,
-        model: Model,
-        x: Tensor,
-        y: Tensor,
-        setting: Setting,
-        generator: torch.Generator,
-        walk: Walk = friendly_pgd,
-    ) -> Found:
-        """The data to train on for this batch. A ball of radius 0 holds the images alone."""
-        bout = Bout(model, x, y, self.inner, setting, generator, walk)
-        return natural(bout) if setting.eps == 0 else self.search(bout)
-
-
-def natural(bout: Bout) -> Found:
-    """No search: the images themselves."""
-    return Found(bout.x, torch.zeros_like(bout.y))
-
-
-def friendly(bout: Bout) -> Found:
-    """PGD-K-tau."""
-    s = bout.setting
-    return bout.walk(
-        bout.model, bout.x, bout.y, tau=s.tau, loss=bout.inner, noise=s.noise, project=s.project, **bout.numbers
-    )
-
-
-def worst_case(bout: Bout) -> Found:
-    """Plain PGD-K, which is PGD-K-tau at tau = K."""
-    return friendly(replace(bout, setting=replace(bout.setting, tau=bout.setting.steps)))

@@ -1,25 +1,30 @@
 """Curriculum adversarial training (CAT; paper Section 5.3, Table 1): the step count k of PGD-k grows as it is mastered.
 
 min_f  1/n sum_i  CE(f(x~_i), y_i)  with x~_i from PGD-k_i, k_i drawn uniformly from 0..k for every example (batch
-mixing, against forgetting). k grows by one, up to K, once the k-accuracy has not improved for `attack.patience` epochs.
+mixing, against forgetting). k grows by one, up to K, once the k-accuracy has not improved for `patience` epochs.
 
 Chosen where the paper is brief: k begins at 1, and 0 in the mix is the image itself. The k-accuracy is the accuracy on
 the held-out images under PGD-k with the epoch's own eps and step size, which every record holds beside k (`own`,
-`steps`), of the average where weights are averaged; after k has grown the watch begins anew. PGD-k begins at a random
-point for k >= 1, as Madry's does. k is thus a function of the recorded epochs: there is no state to save, and a run
-that was killed finds the same k.
+`steps`), of the average where weights are averaged; after k has grown the count of epochs begins anew. PGD-k begins at
+a random point for k >= 1, as Madry's does. k is thus a function of the recorded epochs: there is no state to save, and
+a run that was killed finds the same k.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
+from torch import Tensor, nn
 
 from sparring.attacks import Found, pgd_until
-from sparring.objectives.base import Bout, Record, Setting
-from sparring.objectives.madry import MADRY
+from sparring.attacks.ball import Start
+from sparring.attacks.checks import Model
+from sparring.errors import UserError
+from sparring.objectives.base import Attack, NoAttack, Progress, Search, training_step
+from sparring.objectives.madry import adversarial_loss
 
 
 def mastered_steps(accuracies: Sequence[float], patience: int, most: int) -> int:
@@ -32,17 +37,67 @@ def mastered_steps(accuracies: Sequence[float], patience: int, most: int) -> int
     return min(k, most)
 
 
-def curriculum(setting: Setting, records: Sequence[Record]) -> Setting:
-    """The setting with k steps instead of K."""
-    k = mastered_steps([record["own"] for record in records], setting.patience, setting.steps)
-    return replace(setting, steps=k)
+def check_patience(patience: int) -> None:
+    """Refuse a patience of less than one epoch."""
+    if patience < 1:
+        raise UserError(f"patience must be at least 1, got {patience}.")
 
 
-def mixed(bout: Bout) -> Found:
-    """PGD-k_i, k_i uniform in 0..k. The engine's walk takes one number of steps for all and is not used."""
-    draws, most = bout.generator, bout.setting.steps
-    steps = torch.randint(0, most + 1, (len(bout.x),), generator=draws, device=draws.device).to(bout.x.device)
-    return pgd_until(bout.model, bout.x, bout.y, **{**bout.numbers, "steps": steps})
+@dataclass(frozen=True)
+class MixedPGD:
+    """PGD-k_i, k_i uniform in 0..`steps` for every example."""
+
+    eps: float
+    step_size: float
+    steps: int
+    start: Start
+
+    def __call__(self, model: Model, x: Tensor, y: Tensor, generator: torch.Generator) -> Found:
+        """The data for this batch."""
+        drawn = torch.randint(0, self.steps + 1, (len(x),), generator=generator, device=generator.device)
+        return pgd_until(
+            model,
+            x,
+            y,
+            eps=self.eps,
+            step_size=self.step_size,
+            steps=drawn.to(x.device),
+            start=self.start,
+            generator=generator,
+        )
 
 
-CAT = replace(MADRY, name="cat", search=mixed, walks=False, adapt=curriculum, reads=("attack.patience",), measured=True)
+@dataclass(frozen=True, kw_only=True)
+class CAT(Attack):
+    """Curriculum adversarial training: cross-entropy on a mix of PGD-0 to PGD-k, with k growing."""
+
+    name: ClassVar[str] = "cat"
+    __call__ = training_step
+
+    patience: int = 10
+    """Epochs without a better validation accuracy under PGD-k before k grows by one."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_patience(self.patience)
+
+    def k(self, progress: Progress) -> int:
+        """The step count of this epoch."""
+        return mastered_steps([metrics["own"] for metrics in progress.history], self.patience, self.steps)
+
+    def search(self, progress: Progress) -> Search:
+        """PGD-0 to PGD-k, mixed."""
+        numbers = self.pgd(progress)
+        return MixedPGD(**{**numbers, "steps": self.k(progress)}) if numbers["eps"] else NoAttack()
+
+    def loss(self, model: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor) -> Tensor:
+        """CE(f(x~), y)."""
+        return adversarial_loss(model, x_adv, y)
+
+    def metrics(self, progress: Progress) -> dict[str, Any]:
+        """eps and k."""
+        return {"eps": progress.value(self.eps), "steps": self.k(progress)}
+
+    def own_attack(self, progress: Progress) -> dict[str, Any] | None:
+        """PGD-k: the accuracy under it decides when k grows."""
+        return {**self.pgd(progress), "steps": self.k(progress)}

@@ -1,17 +1,42 @@
-"""Friendly adversarial training (paper Sections 4.1, 5, Appendices D, E): the originals, on data of early-stopped PGD.
+"""Friendly adversarial training (paper Sections 4.1, 5): worst-case training on the data of early-stopped PGD.
 
-min_f  1/n sum_i  loss(f(x~_i), y_i)  with x~_i from PGD-K-tau instead of PGD-K. At tau = K each is its original.
+min_f  1/n sum_i  CE(f(x~_i), y_i)  with x~_i from PGD-K-tau instead of PGD-K. At tau = K it is Madry's training.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
-from sparring.objectives.base import friendly
-from sparring.objectives.madry import MADRY
-from sparring.objectives.mart import MART
-from sparring.objectives.trades import TRADES
+from torch import Tensor, nn
 
-FAT = replace(MADRY, name="fat", search=friendly, friendly=True, reads=("attack.tau",))
-FAT_FOR_TRADES = replace(TRADES, name="fat-trades", search=friendly, friendly=True, reads=("attack.tau", "beta"))
-FAT_FOR_MART = replace(MART, name="fat-mart", search=friendly, friendly=True, reads=("attack.tau", "beta"))
+from sparring.objectives.base import KTauAttack, Progress, Search, check_tau, training_step
+from sparring.objectives.madry import adversarial_loss
+from sparring.schedules import Schedule, constant
+
+
+@dataclass(frozen=True, kw_only=True)
+class FAT(KTauAttack):
+    """Friendly adversarial training: cross-entropy on the data of PGD-K-tau."""
+
+    name: ClassVar[str] = "fat"
+    __call__ = training_step
+
+    tau: Schedule = constant(0)  # noqa: RUF009 (a frozen value)
+    """Steps still taken once the model is fooled, e.g. 1, or 0,1@51,2@91, or 0,1@40%,2@75%."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_tau(self.tau)
+
+    def search(self, progress: Progress) -> Search:
+        """PGD-K-tau."""
+        return self.k_tau(progress, tau=int(progress.value(self.tau)))
+
+    def loss(self, model: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor) -> Tensor:
+        """CE(f(x~), y)."""
+        return adversarial_loss(model, x_adv, y)
+
+    def metrics(self, progress: Progress) -> dict[str, Any]:
+        """eps and tau."""
+        return {"eps": progress.value(self.eps), "tau": int(progress.value(self.tau))}

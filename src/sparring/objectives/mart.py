@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import ClassVar
+
 from torch import Tensor, nn
 
 from sparring.attacks.losses import boosted_cross_entropy, mart_weighted_kl
-from sparring.objectives.base import Objective, worst_case
+from sparring.objectives.base import KTauAttack, Progress, Search, check_beta, training_step
 
 
 def mart_loss(model: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor, beta: float) -> Tensor:
@@ -16,4 +19,24 @@ def mart_loss(model: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor, beta: float
     return boosted_cross_entropy(logits_adv, y).mean() + beta * weighted.mean()
 
 
-MART = Objective("mart", search=worst_case, inner="ce", loss=mart_loss, reads=("beta",))
+@dataclass(frozen=True, kw_only=True)
+class MART(KTauAttack):
+    """MART: boosted cross-entropy on adversarial data, and a KL weighted by how wrong the natural prediction is."""
+
+    name: ClassVar[str] = "mart"
+    __call__ = training_step
+
+    beta: float = 6.0
+    """Weight of the regulariser."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_beta(self.beta)
+
+    def search(self, progress: Progress) -> Search:
+        """PGD-K on the cross-entropy."""
+        return self.k_tau(progress, tau=self.steps)
+
+    def loss(self, model: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor) -> Tensor:
+        """BCE(f(x~), y) + beta * KL(f(x) || f(x~)) * (1 - p[y])."""
+        return mart_loss(model, x, x_adv, y, self.beta)

@@ -2,15 +2,44 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
 from torch import Tensor, nn
 
 from sparring.attacks.losses import cross_entropy
-from sparring.objectives.base import Objective, natural
+from sparring.objectives.base import NoAttack, Progress, Search, training_step
 
 
-def standard_loss(model: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor, beta: float) -> Tensor:
-    """CE(f(x), y)."""
-    return cross_entropy(model(x), y).mean()
+@dataclass(frozen=True)
+class Standard:
+    """Standard training on natural data: no defence."""
 
+    name: ClassVar[str] = "standard"
+    __call__ = training_step
 
-STANDARD = Objective("standard", search=natural, inner="ce", loss=standard_loss)
+    @property
+    def radius(self) -> float:
+        """0: there is no attack."""
+        return 0.0
+
+    @property
+    def most_backprops(self) -> int:
+        """0: there is no attack."""
+        return 0
+
+    def search(self, progress: Progress) -> Search:
+        """The images themselves."""
+        return NoAttack()
+
+    def loss(self, model: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor) -> Tensor:
+        """CE(f(x), y)."""
+        return cross_entropy(model(x), y).mean()
+
+    def metrics(self, progress: Progress) -> dict[str, Any]:
+        """eps 0."""
+        return {"eps": 0.0}
+
+    def own_attack(self, progress: Progress) -> dict[str, Any] | None:
+        """None: nothing beside the usual validation."""
+        return None
