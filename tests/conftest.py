@@ -13,14 +13,14 @@ if not torch.cuda.is_available():  # before anything imports Triton: its interpr
 
 from sparring.paper import Bench, carry_out
 from sparring.recipes.digits import FAT
-from sparring.training.config import Config
+from sparring.training.config import Config, with_objective
 from tests.paper.tiny import COURSE, TABLE, planned
 
 
 @pytest.fixture(scope="session")
 def small() -> Config:
     """A run of about a second: three epochs of FAT on digits with few steps."""
-    return replace(FAT, epochs=3, batch_size=256, attack=replace(FAT.attack, steps=3), augment="crop-flip")
+    return with_objective(replace(FAT, epochs=3, batch_size=256, augment="crop-flip"), steps=3)
 
 
 @pytest.fixture(scope="session")

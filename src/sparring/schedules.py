@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from abc import ABC
 from dataclasses import dataclass
 
 from sparring.errors import UserError, did_you_mean
@@ -186,3 +187,36 @@ def _fraction(text: str, whole: str) -> float:
     if not text.endswith("%") or not 0 < number(text[:-1]) <= most:
         raise UserError(f"{whole!r}: the part after @ is a percentage of the run, above 0% and at most {most:g}%.")
     return number(text[:-1]) / 100
+
+
+def start_after(schedule: Schedule, epochs: int) -> Start | None:
+    """The first start of a schedule, given as an epoch, that a run of `epochs` epochs never reaches."""
+    starts = [start for start, _ in schedule.pieces] if isinstance(schedule, Piecewise) else []
+    late = [start for start in starts if start.epoch(epochs) > epochs]
+    return late[0] if late and not late[0].relative else None
+
+
+class Scheduled(ABC):
+    """A field of a frozen dataclass that holds a schedule and takes a number or its one-line form, too.
+
+    Declared as `tau: Scheduled = Scheduled(0)`; read, it is a `Schedule`.
+    """
+
+    def __init__(self, default: Schedule | float | str) -> None:
+        self.default = of(default)
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, instance: object, owner: type) -> Schedule:
+        if instance is None:  # how a dataclass asks for the default
+            return self.default
+        value: Schedule = instance.__dict__[self.name]
+        return value
+
+    def __set__(self, instance: object, value: Schedule | float | str) -> None:
+        instance.__dict__[self.name] = of(value)
+
+
+for _kind in (Piecewise, OneCycle, Ramp):  # so that a parser of typed fields sees that the default fits the field
+    Scheduled.register(_kind)

@@ -9,7 +9,7 @@ import pytest
 
 from sparring.cli.arguments import parse
 from sparring.errors import UserError
-from sparring.objectives import Attack
+from sparring.objectives import FAT
 from sparring.schedules import OneCycle, Schedule, constant
 from sparring.schedules import parse as schedule
 
@@ -27,7 +27,7 @@ class Options:
     mean: tuple[float, ...] = ()
     kind: Literal["one", "two"] = "one"
     loud: bool = False
-    attack: Attack = field(default_factory=Attack)
+    attack: FAT = field(default_factory=FAT)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from sparring.training.loop import _one_class, train
 def watched(small, folder, *, terminal, **options) -> str:
     printed = io.StringIO()
     console = Console(file=printed, force_terminal=terminal, width=120, color_system=None)
-    train(small, folder, watch=TrainingBar(console, **options), tensorboard=False)
+    train(small, folder, tracker=TrainingBar(console, **options), tensorboard=False)
     return printed.getvalue()
 
 

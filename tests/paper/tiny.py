@@ -7,11 +7,10 @@ from dataclasses import replace
 from sparring.paper import plan
 from sparring.paper.specs import Course, Item, Robustness, Row
 from sparring.recipes import digits
-from sparring.schedules import constant
+from sparring.training.config import with_objective
 
-_ATTACK = replace(digits.FAT.attack, steps=2, tau=constant(0))
-FAT = replace(digits.FAT, epochs=2, batch_size=256, attack=_ATTACK)
-MADRY = replace(FAT, objective="madry")
+FAT = with_objective(replace(digits.FAT, epochs=2, batch_size=256), steps=2, tau=0)
+MADRY = with_objective(FAT, "madry")
 IMAGES = 450  # of the test data
 
 TABLE = Item(

@@ -12,8 +12,10 @@ import torch
 from sparring import models, recipes
 from sparring.cli.train import _options
 from sparring.errors import UserError
-from sparring.objectives import OBJECTIVES
+from sparring.objectives import OBJECTIVES, Attack
+from sparring.schedules import constant
 from sparring.training import config
+from sparring.training.config import with_objective
 
 SHAPES = {"digits": (1, (8, 8)), "cifar10": (3, (32, 32))}
 
@@ -35,7 +37,7 @@ def test_builds_and_round_trips(recipe):
 @pytest.mark.parametrize("data", ["digits", "cifar10-resnet18"])
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_every_objective_has_one(objective, data):
-    assert recipes.find(f"{objective}-{data}").config.objective == objective
+    assert recipes.find(f"{objective}-{data}").config.objective.name == objective
 
 
 # facts, section 4: where the learning rate and tau change, epochs 1-based.
@@ -59,26 +61,23 @@ def test_the_schedules_change_where_the_authors_do(name, changes):
         values = [schedule.at(place, found.epochs) for place in places]
         return [places[i] for i in range(1, len(places)) if values[i] != values[i - 1]]
 
-    assert (starts(found.lr), starts(found.attack.tau)) == changes
+    assert (starts(found.lr), starts(getattr(found.objective, "tau", constant(0)))) == changes
 
 
 def test_the_other_systems_have_their_published_numbers():
     """facts, section 4. What they share with Madry's is his."""
     of = {name: recipes.find(f"{name}-cifar10-resnet18").config for name in ("madry", "fat", "dat", "cat", "ates")}
     madry, dat, ates = of["madry"], of["dat"], of["ates"]
-    own = {
-        "dat": {"step_size": pytest.approx(8 / 255 / 4), "fosc": dat.attack.fosc},
-        "cat": {"step_size": pytest.approx(8 / 255 / 4), "patience": 10},
-        "ates": {"margin": ates.attack.margin},
-    }
+    own = {"dat": {"step_size": 2 / 255}, "cat": {"step_size": 2 / 255, "patience": 10}, "ates": {}}
     for name, changes in own.items():
-        for field in dataclasses.fields(madry.attack):
-            expected = changes.get(field.name, getattr(madry.attack, field.name))
-            assert getattr(of[name].attack, field.name) == expected, (name, field.name)
-        assert replace(of[name], objective="madry", attack=madry.attack) == madry
-    values = [dat.attack.fosc.at(place, 120) for place in (1, 51, 101, 120)]  # c_t = max(0, 0.5 (1 - t / 100))
+        for field in dataclasses.fields(Attack):
+            expected = changes.get(field.name, getattr(madry.objective, field.name))
+            assert getattr(of[name].objective, field.name) == expected, (name, field.name)
+        assert replace(of[name], objective=madry.objective) == madry
+    assert of["cat"].objective.patience == 10
+    values = [dat.objective.fosc.at(place, 120) for place in (1, 51, 101, 120)]  # c_t = max(0, 0.5 (1 - t / 100))
     assert values == pytest.approx([0.5, 0.25, 0.0, 0.0], abs=2e-4)
-    assert [ates.attack.margin.at(place, 120) for place in (1, 121)] == [0.0, 1.0]
+    assert [ates.objective.margin.at(place, 120) for place in (1, 121)] == [0.0, 1.0]
 
 
 @pytest.mark.parametrize("data", ["digits", "cifar10-resnet18"])
@@ -90,31 +89,33 @@ def test_options_of_any_objective_are_fat_with_that_option(data):
 
 def test_the_search_without_projection_has_none():
     found = recipes.find("no-projection-digits").config
-    assert not found.attack.project and found.attack.start is None
+    assert not found.objective.project and found.objective.start is None
 
 
 def test_every_curriculum_can_get_to_its_end():
     """CAT's k grows after patience + 1 epochs at the earliest."""
     for name in ("cat-digits", "cat-cifar10-resnet18"):
         found = recipes.find(name).config
-        assert 1 + (found.epochs - 1) // (found.attack.patience + 1) >= found.attack.steps, name
+        assert 1 + (found.epochs - 1) // (found.objective.patience + 1) >= found.objective.steps, name
 
 
 def test_appendix_b_is_the_grid_of_the_paper():
     """FAT at tau 0, 1, 3 and Madry, alpha 0.003 to 0.015, both networks; nothing else differs between two points."""
     found = [recipe.config for recipe in recipes.groups()["no-projection"]]
     assert len(found) == 2 * 4 * 5
-    points = {(c.model, c.objective, c.attack.tau.first, c.attack.step_size) for c in found}
+    points = {
+        (c.model, c.objective.name, getattr(c.objective, "tau", constant(0)).first, c.objective.step_size)
+        for c in found
+    }
     assert len(points) == len(found)
     assert {model for model, *_ in points} == {"small_cnn", "resnet18"}
     assert {(objective, tau) for _, objective, tau, _ in points} == {("fat", 0), ("fat", 1), ("fat", 3), ("madry", 0)}
     assert min(alpha for *_, alpha in points) == 0.003 and max(alpha for *_, alpha in points) == 0.015
     for c in found:
-        assert not c.attack.project and c.attack.start is None and c.attack.steps == 10 and c.epochs == 80
+        assert not c.objective.project and c.objective.start is None and c.objective.steps == 10 and c.epochs == 80
         assert (c.lr.at(59.9, 80), c.lr.at(60, 80)) == (0.01, 0.001)
         one = found[0]
-        attack = replace(c.attack, step_size=one.attack.step_size, tau=one.attack.tau)
-        assert replace(c, model=one.model, objective=one.objective, attack=attack) == one
+        assert with_objective(replace(c, model=one.model), "fat", step_size=one.objective.step_size, tau=0) == one
 
 
 def test_a_group_is_no_recipe():

@@ -10,13 +10,13 @@ import pytest
 from sparring.paper.plan import key
 from sparring.report.labels import labels, shorten
 from sparring.schedules import constant
-from sparring.training.config import Config
+from sparring.training.config import Config, with_objective
 
 PLAIN = Config(epochs=5)
 
 
 def stronger(config, **changes):
-    return replace(config, attack=replace(config.attack, **changes))
+    return with_objective(config, **changes)
 
 
 def called(*configs):
@@ -33,9 +33,9 @@ def test_a_digest_is_not_shown():
 
 
 def test_what_all_share_is_left_out():
-    assert called(PLAIN, replace(PLAIN, objective="madry")) == ["fat", "madry"]
+    assert called(PLAIN, with_objective(PLAIN, "madry")) == ["fat", "madry"]
     assert called(PLAIN, replace(PLAIN, seed=1)) == ["seed0", "seed1"]
-    assert called(PLAIN, replace(PLAIN, seed=1, objective="madry")) == ["fat-5-seed0", "madry-5-seed1"]
+    assert called(PLAIN, with_objective(replace(PLAIN, seed=1), "madry")) == ["fat-5-seed0", "madry-5-seed1"]
     assert named("runs/fat-digits", "runs/madry-digits") == ["fat", "madry"]
 
 
@@ -49,7 +49,7 @@ def test_no_rest_is_a_mere_number_or_letter_or_nothing():
 def test_where_only_digests_differ_the_settings_speak():
     assert called(*(stronger(PLAIN, tau=constant(tau)) for tau in (0, 3))) == ["tau 0", "tau 3"]
     wide = stronger(PLAIN, eps=constant(16 / 255), step_size=0.01)
-    madry = replace(PLAIN, objective="madry")
+    madry = with_objective(PLAIN, "madry")
     assert called(madry, PLAIN, wide) == [
         "madry",
         "fat, eps 8/255, step size 0.007",

@@ -18,9 +18,11 @@ import torch
 from sparring.data import load
 from sparring.errors import RunFailed, UserError
 from sparring.objectives import OBJECTIVES
+from sparring.objectives.dat import FOSCPGD
 from sparring.schedules import constant, parse
 from sparring.training import checkpoint, loop, run_folder, state
 from sparring.training.config import model_facts as config_facts
+from sparring.training.config import with_objective
 from sparring.training.loop import Interrupted
 from sparring.weights import load_model
 
@@ -57,10 +59,8 @@ def whole(tmp_path_factory, small) -> Path:
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_every_objective_learns(tmp_path, small, objective):
-    attack = replace(small.attack, eps=constant(0.1), step_size=0.03)
-    config = replace(
-        small, objective=objective, epochs=4, augment="none", lr=constant(0.02), batch_size=64, attack=attack
-    )
+    config = replace(small, epochs=4, augment="none", lr=constant(0.02), batch_size=64)
+    config = with_objective(config, objective, **{} if objective == "standard" else {"eps": 0.1, "step_size": 0.03})
     model = loop.train(config, tmp_path / "run", tensorboard=False)
     records = run_folder.read_metrics(tmp_path / "run")
     assert [record["epoch"] for record in records] == [1, 2, 3, 4]
@@ -75,7 +75,7 @@ def test_every_objective_learns(tmp_path, small, objective):
 @pytest.mark.parametrize("objective", ["cat", "dat", "ates", "fat-by-loss", "fat-by-probability"])
 def test_an_attack_of_its_own_runs_beside_the_fast_engine(tmp_path, small, objective):
     """The search takes its gradients from the engine's network, in eager steps: the weights agree but for rounding."""
-    config = replace(small, objective=objective, epochs=1)
+    config = with_objective(replace(small, epochs=1), objective)
     plain, fast = (
         loop.train(config, tmp_path / kind, tensorboard=False, engine=kind).state_dict() for kind in ("plain", "fast")
     )
@@ -84,10 +84,9 @@ def test_an_attack_of_its_own_runs_beside_the_fast_engine(tmp_path, small, objec
 
 def test_such_an_attack_never_calls_the_model_that_is_trained(tmp_path, small, monkeypatch):
     seen = []
-    real = loop.OBJECTIVES["dat"].find
-    kind = type(loop.OBJECTIVES["dat"])
-    monkeypatch.setattr(kind, "find", lambda self, model, *rest: seen.append(model) or real(model, *rest))
-    loop.train(replace(small, objective="dat", epochs=1), tmp_path / "run", tensorboard=False, engine="fast")
+    real = FOSCPGD.__call__
+    monkeypatch.setattr(FOSCPGD, "__call__", lambda self, model, *rest: seen.append(model) or real(self, model, *rest))
+    loop.train(with_objective(replace(small, epochs=1), "dat"), tmp_path / "run", tensorboard=False, engine="fast")
     assert {type(model).__name__ for model in seen} == {"Folded"}
 
 
@@ -160,18 +159,18 @@ def test_awp_acts_from_where_its_schedule_says(tmp_path, small, engine):
 
 @pytest.mark.parametrize(("objective", "name"), [("dat", "fosc"), ("ates", "margin"), ("fat-by-loss", "rho")])
 def test_the_record_holds_the_schedule_of_the_objective(tmp_path, small, objective, name):
-    attack = replace(small.attack, noise=0.0, **{name: parse("ramp:0.4..0.2")})
-    loop.train(replace(small, objective=objective, epochs=3, attack=attack), tmp_path / "run", tensorboard=False)
+    schedule = parse("ramp:0.4..0.2")
+    loop.train(with_objective(small, objective, **{name: schedule}), tmp_path / "run", tensorboard=False)
     records = run_folder.read_metrics(tmp_path / "run")
-    assert [record[name] for record in records] == [attack.at(epoch, 3).__dict__[name] for epoch in (1, 2, 3)]
+    assert [record[name] for record in records] == [schedule.at(epoch, 3) for epoch in (1, 2, 3)]
     assert records[0][name] == 0.4 > records[1][name] and not {"fosc", "margin", "rho"} - {name} & records[0].keys()
 
 
 @pytest.mark.parametrize("engine", ["plain", "fast"])
 def test_a_search_without_projection_trains(tmp_path, small, engine):
     """Four steps of 0.1 leave a ball of 0.05: the data are others, and so are the weights."""
-    attack = replace(small.attack, eps=constant(0.05), step_size=0.1, start=None, tau=constant(3))
-    both = [replace(small, epochs=1, attack=replace(attack, project=project)) for project in (True, False)]
+    far = {"eps": 0.05, "step_size": 0.1, "start": None, "tau": 3}
+    both = [with_objective(replace(small, epochs=1), project=project, **far) for project in (True, False)]
     held, free = (
         loop.train(config, tmp_path / str(i), tensorboard=False, engine=engine).state_dict()
         for i, config in enumerate(both)
@@ -216,7 +215,7 @@ class Watch:
     def step(self, *args): pass
     def epoch(self, *args, **kwargs): pass
     def end(self): pass
-loop.train(config, Path(sys.argv[2]), resume=True, tensorboard=False, watch=Watch())
+loop.train(config, Path(sys.argv[2]), resume=True, tensorboard=False, tracker=Watch())
 """
 
 
@@ -250,13 +249,13 @@ def test_killed_ten_times_at_random_moments(tmp_path, small):
 def test_short_epochs_are_not_all_saved_and_resume_exactly_from_the_one_that_was(tmp_path, small, whole, monkeypatch):
     """The first end is saved, the next ones once it is worth it; best and last are always of the same moment."""
     saves = []
-    really = state.Keeper.save
+    really = state.Saver.save
 
     def save(self):
         saves.append(self.state.epoch - 1)
         return really(self)
 
-    monkeypatch.setattr(state.Keeper, "save", save)
+    monkeypatch.setattr(state.Saver, "save", save)
 
     class Leave:
         def begin(self, *args, **kwargs): ...
@@ -267,7 +266,7 @@ def test_short_epochs_are_not_all_saved_and_resume_exactly_from_the_one_that_was
                 raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):  # as a power cut would: nothing is saved on the way out
-        loop.train(small, tmp_path / "run", tensorboard=False, watch=Leave())
+        loop.train(small, tmp_path / "run", tensorboard=False, tracker=Leave())
     assert saves == [1]
     best = checkpoint.load(tmp_path / "run" / run_folder.BEST)
     assert best.facts["epoch"] == 1

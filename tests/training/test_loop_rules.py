@@ -11,9 +11,11 @@ import torch
 from sparring.attacks import pgd
 from sparring.data import load
 from sparring.errors import UserError
+from sparring.objectives import Progress
 from sparring.objectives.cat import mastered_steps
 from sparring.schedules import constant, parse
 from sparring.training import loop, run_folder
+from sparring.training.config import with_objective
 from sparring.training.loop import Interrupted
 from sparring.weights import load_model
 from tests.training.test_loop import in_two_parts, same_run
@@ -22,8 +24,8 @@ from tests.training.test_loop import in_two_parts, same_run
 @pytest.fixture(scope="module")
 def lessons(tmp_path_factory, small):
     """Curriculum training whose step count has grown by the end, left alone."""
-    attack = replace(small.attack, eps=constant(0.1), step_size=0.02, steps=9, patience=1)
-    config = replace(small, objective="cat", epochs=6, attack=attack, lr=parse("0.05,0.001@3"))
+    config = with_objective(small, "cat", eps=0.1, step_size=0.02, steps=9, patience=1)
+    config = replace(config, epochs=6, lr=parse("0.05,0.001@3"))
     folder = tmp_path_factory.mktemp("lessons") / "run"
     loop.train(config, folder, tensorboard=False)
     return config, folder
@@ -33,7 +35,7 @@ def test_the_step_count_of_cat_follows_from_the_records(lessons):
     """k_i is uniform in 0..k, so the epoch's mean is about k / 2 (1,317 images: a standard error of at most 0.03)."""
     config, folder = lessons
     records = run_folder.read_metrics(folder)
-    counts = [mastered_steps([r["own"] for r in records[:n]], 1, config.attack.steps) for n in range(len(records))]
+    counts = [mastered_steps([r["own"] for r in records[:n]], 1, config.objective.steps) for n in range(len(records))]
     assert counts[0] == 1
     assert counts[-1] > 1
     assert [record["steps"] for record in records] == counts
@@ -48,15 +50,14 @@ def test_cat_watches_its_own_attack(lessons):
     held = loop.hold_out(load("digits").train, config.validation, seed=loop.derive_seed(config.seed, loop._HOLD_OUT))
     x, y = next(iter(loop.batches(held[1], 500)))
     model = load_model(folder)
-    setting = config.attack.at(config.epochs, config.epochs)
-    numbers = {"eps": setting.eps, "step_size": setting.step_size, "steps": last["steps"], "start": setting.start}
-    assert last["steps"] < config.attack.steps  # PGD-k, not PGD-K
+    numbers = config.objective.pgd(Progress(config.epochs, config.epochs)) | {"steps": last["steps"]}
+    assert last["steps"] < config.objective.steps  # PGD-k, not PGD-K
 
     def accuracy(**numbers):
-        draws = loop.generator(torch.device("cpu"), config.seed, loop._VALIDATION, 0)
+        draws = loop.generator(torch.device("cpu"), config.seed, loop.VALIDATION, 0)
         return (model(pgd(model, x, y, generator=draws, **numbers)).argmax(dim=1) == y).double().mean().item()
 
-    assert last["own"] == accuracy(**numbers) != accuracy(**{**numbers, "steps": config.attack.steps})
+    assert last["own"] == accuracy(**numbers) != accuracy(**{**numbers, "steps": config.objective.steps})
     assert last["own"] > last["pgd10"]  # fewer steps in a smaller ball
 
 
@@ -69,16 +70,15 @@ def test_cat_resumes_exactly_with_its_step_count(tmp_path, lessons, moment):
 @pytest.fixture(scope="module")
 def paces(tmp_path_factory, small):
     """FAT whose tau follows the steps of the epoch before, left alone."""
-    attack = replace(small.attack, eps=constant(0.1), step_size=0.03, steps=4, tau=constant(3), share=0.75)
-    config = replace(small, objective="fat-paced", epochs=4, attack=attack, batch_size=64, augment="none")
-    config = replace(config, lr=constant(0.05))
+    config = with_objective(small, "fat-paced", eps=0.1, step_size=0.03, steps=4, share=0.75)
+    config = replace(config, epochs=4, batch_size=64, augment="none", lr=constant(0.05))
     folder = tmp_path_factory.mktemp("paces") / "run"
     loop.train(config, folder, tensorboard=False)
     return config, folder
 
 
 def test_the_record_holds_the_tau_that_was_used(tmp_path, paces):
-    """The schedule says 3 throughout. An epoch run with the recorded tau as its schedule is the same epoch."""
+    """An epoch run with the recorded tau as its schedule is the same epoch."""
     config, folder = paces
     records = run_folder.read_metrics(folder)
     used = [record["tau"] for record in records]
@@ -86,7 +86,7 @@ def test_the_record_holds_the_tau_that_was_used(tmp_path, paces):
     assert used == [math.floor(0.75 * backprops) for backprops in before]
     assert len(set(used)) > 1 and used[0] == 0
     written = ",".join([str(used[0]), *(f"{tau}@{epoch}" for epoch, tau in enumerate(used[1:], 2))])
-    told = replace(config, objective="fat", attack=replace(config.attack, tau=parse(written)))
+    told = with_objective(config, "fat", tau=written)
     loop.train(told, tmp_path / "told", tensorboard=False)
     same_run(folder, tmp_path / "told")
 
@@ -98,7 +98,7 @@ def test_a_tau_by_rule_resumes_exactly(tmp_path, paces, moment):
 
 
 def test_a_run_whose_records_were_damaged_does_not_go_on_as_another(tmp_path, small):
-    config = replace(small, objective="cat", attack=replace(small.attack, patience=1), epochs=4)
+    config = with_objective(replace(small, epochs=4), "cat", patience=1)
     with pytest.raises(Interrupted):
         loop.train(config, tmp_path / "run", stop=lambda: len(run_folder.read_metrics(tmp_path / "run")) == 3)
     records = tmp_path / "run" / run_folder.METRICS

@@ -10,7 +10,7 @@ from sparring.engine import Average
 from sparring.errors import UserError
 from sparring.training import checkpoint, loop, run_folder
 from sparring.training.config import model_facts
-from sparring.training.state import Keeper, restore
+from sparring.training.state import Saver, restore
 
 CPU = torch.device("cpu")
 
@@ -22,20 +22,20 @@ def begun(config):
 
 def test_the_best_is_kept_as_it_was_and_written_with_the_rest(tmp_path, small):
     state, facts = begun(small)
-    keeper = Keeper(run_folder.create(tmp_path / "run", small, ""), state, facts, None)
-    assert keeper.idle == float("inf")
+    saver = Saver(run_folder.create(tmp_path / "run", small, ""), state, facts, None)
+    assert saver.idle == float("inf")
     before = {name: tensor.clone() for name, tensor in state.model.state_dict().items()}
-    keeper.keep(state.model, {"epoch": 1, "pgd10": 0.5})
+    saver.keep(state.model, {"epoch": 1, "pgd10": 0.5})
     with torch.no_grad():
         for parameter in state.model.parameters():
             parameter.add_(1.0)  # training goes on
     assert not (tmp_path / "run" / run_folder.BEST).exists()
-    keeper.save()
-    keeper.finish()
+    saver.save()
+    saver.finish()
     best, last = (checkpoint.load(tmp_path / "run" / name) for name in (run_folder.BEST, run_folder.LAST))
     assert all(torch.equal(best.part("model")[name], tensor) for name, tensor in before.items())
     assert not torch.equal(last.part("model")["conv1.weight"], before["conv1.weight"])
-    assert keeper.pending is None and keeper.idle < 60
+    assert saver.pending is None and saver.idle < 60
 
 
 def test_a_checkpoint_is_of_its_moment_and_the_run_goes_on_meanwhile(tmp_path, small, monkeypatch):
@@ -49,8 +49,8 @@ def test_a_checkpoint_is_of_its_moment_and_the_run_goes_on_meanwhile(tmp_path, s
 
     monkeypatch.setattr(run_folder.Run, "save", slow)
     before = {name: tensor.clone() for name, tensor in state.model.state_dict().items()}
-    with Keeper(run, state, facts, None) as keeper:
-        keeper.save()  # returns though nothing is written yet
+    with Saver(run, state, facts, None) as saver:
+        saver.save()  # returns though nothing is written yet
         assert not (tmp_path / "run" / run_folder.LAST).exists()
         with torch.no_grad():
             for parameter in state.model.parameters():
@@ -73,17 +73,17 @@ def test_what_cannot_be_written_is_said_and_tried_again(tmp_path, small, monkeyp
         really(self, *file)
 
     monkeypatch.setattr(run_folder.Run, "save", full)
-    with pytest.raises(UserError, match="full"), Keeper(run, state, facts, None) as keeper:
-        keeper.save()
-    assert keeper.writer._shutdown and not any(thread.is_alive() for thread in keeper.writer._threads)
-    with Keeper(run, state, facts, None) as keeper:
-        keeper.keep(state.model, {"epoch": 1, "pgd10": 0.5})
-        keeper.save()
+    with pytest.raises(UserError, match="full"), Saver(run, state, facts, None) as saver:
+        saver.save()
+    assert saver.writer._shutdown and not any(thread.is_alive() for thread in saver.writer._threads)
+    with Saver(run, state, facts, None) as saver:
+        saver.keep(state.model, {"epoch": 1, "pgd10": 0.5})
+        saver.save()
         with pytest.raises(UserError, match="full"):
-            keeper.save()  # the next one says it
+            saver.save()  # the next one says it
         room.append(True)
         state.step = 9
-        keeper.save()
+        saver.save()
     best, last = (checkpoint.load(tmp_path / "run" / name) for name in (run_folder.BEST, run_folder.LAST))
     assert last.facts["step"] == 9 and best.facts["epoch"] == 1  # the best was not forgotten
 
@@ -96,8 +96,8 @@ def test_a_state_comes_back_with_momentum_place_and_sums(tmp_path, small):
     state.tally.backprops += 5
     average = Average(state.model, 0.5)
     average.move()
-    with Keeper(run_folder.create(tmp_path / "run", small, ""), state, facts, average) as keeper:
-        keeper.save()
+    with Saver(run_folder.create(tmp_path / "run", small, ""), state, facts, average) as saver:
+        saver.save()
     saved = run_folder.open_run(tmp_path / "run").last()
     other, _ = begun(small)
     with torch.no_grad():
@@ -122,14 +122,14 @@ def test_the_last_checkpoint_is_tried_again_at_the_end(tmp_path, small, monkeypa
         really(self, *file)
 
     monkeypatch.setattr(run_folder.Run, "save", full_once)
-    with Keeper(run_folder.create(tmp_path / "run", small, ""), state, facts, None) as keeper:
+    with Saver(run_folder.create(tmp_path / "run", small, ""), state, facts, None) as saver:
         state.step = 7
-        keeper.save()
+        saver.save()
     assert (
         tries == [run_folder.LAST, run_folder.LAST]
         and checkpoint.load(tmp_path / "run" / run_folder.LAST).facts["step"] == 7
     )
-    assert keeper.handed == []  # nothing is held for longer than it takes to write
+    assert saver.handed == []  # nothing is held for longer than it takes to write
 
 
 def test_what_is_tried_again_is_what_was_handed_over_last(tmp_path, small, monkeypatch):
@@ -143,7 +143,7 @@ def test_what_is_tried_again_is_what_was_handed_over_last(tmp_path, small, monke
         really(self, *file)
 
     monkeypatch.setattr(run_folder.Run, "save", full_twice)
-    with Keeper(run_folder.create(tmp_path / "run", small, ""), state, facts, None) as keeper:
+    with Saver(run_folder.create(tmp_path / "run", small, ""), state, facts, None) as saver:
         for state.step in (1, 2, 3):
-            keeper.save()
+            saver.save()
     assert tries == [1, 2, 3, 3] and checkpoint.load(tmp_path / "run" / run_folder.LAST).facts["step"] == 3

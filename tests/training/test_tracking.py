@@ -6,7 +6,7 @@ import errno
 
 import pytest
 
-from sparring.training.tracking import Board
+from sparring.training.tracking import TensorBoard
 
 pytest.importorskip("tensorboard", reason="comes with pip install -e '.[dev]'")
 
@@ -16,7 +16,7 @@ def full(*args, **kwargs):
 
 
 def test_numbers_are_written(tmp_path):
-    board = Board(tmp_path, 1)
+    board = TensorBoard(tmp_path, 1)
     board.add({"epoch": 1, "natural": 0.5, "own": None})
     board.close()
     (path,) = tmp_path.glob("events.*")
@@ -26,7 +26,7 @@ def test_numbers_are_written(tmp_path):
 
 @pytest.mark.parametrize("broken", ["add_scalar", "close"])
 def test_a_full_disk_ends_the_events_and_not_the_run(tmp_path, broken, monkeypatch, capsys):
-    board = Board(tmp_path, 1)
+    board = TensorBoard(tmp_path, 1)
     monkeypatch.setattr(board.writer, broken, full)
     for epoch in (1, 2):
         board.add({"epoch": epoch, "natural": 0.5})
@@ -37,7 +37,7 @@ def test_a_full_disk_ends_the_events_and_not_the_run(tmp_path, broken, monkeypat
 
 def test_a_folder_that_takes_none(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("torch.utils.tensorboard.SummaryWriter", full)
-    board = Board(tmp_path, 1)
+    board = TensorBoard(tmp_path, 1)
     board.add({"epoch": 1})
     board.close()
     assert "no more events" in capsys.readouterr().err

@@ -18,6 +18,7 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, Pri
 
 from sparring import schedules
 from sparring.errors import UserError
+from sparring.objectives import OBJECTIVES, Objective
 
 T = TypeVar("T")
 _registry = ConstructorRegistry()
@@ -58,7 +59,7 @@ def _whole(text: str) -> int:
 
 @_registry.primitive_rule
 def _schedules(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
-    if info.type != schedules.Schedule:
+    if info.type not in (schedules.Schedule, schedules.Scheduled):
         return None
     return PrimitiveConstructorSpec(
         nargs=1,
@@ -66,6 +67,21 @@ def _schedules(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
         instance_from_str=lambda words: schedules.parse(words[0]),
         is_instance=lambda value: isinstance(value, schedules.Schedule),
         str_from_instance=lambda value: [str(value)],
+    )
+
+
+@_registry.primitive_rule
+def _objectives(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+    """An objective by its name alone; its parameters are flags of their own (--attack.eps)."""
+    if info.type is not Objective:
+        return None
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="{" + ",".join(OBJECTIVES) + "}",
+        instance_from_str=lambda words: OBJECTIVES[words[0]](),
+        is_instance=lambda value: type(value) in OBJECTIVES.values(),
+        str_from_instance=lambda value: [value.name],
+        choices=tuple(OBJECTIVES),
     )
 
 
@@ -112,7 +128,8 @@ def _one_line(box: str, prog: str) -> str:
             sections[-1].append(line)
     sections = [section for section in sections if section]
     # The error of a checked dataclass names its field itself.
-    message = re.sub(r"^Error parsing (config[\w.]*: )?", "", " ".join(sections[0]))
+    message = re.sub(r"^Error parsing attack: (?=\w+ must )", "attack.", " ".join(sections[0]))
+    message = re.sub(r"^Error parsing (config[\w.]*: |attack: )?", "", message)
     # Of a value that may be absent tyro tells why it is not None, and then what is wrong with it.
     message = re.sub(r"no type matching .* - <class '\w+'>: ", "", message)
     if message.startswith("Missing from"):

@@ -71,8 +71,8 @@ def run(argv: list[str]) -> int:
         model=asked.model or recipe.config.model,
         batch_size=recipe.config.batch_size if asked.batch_size is None else asked.batch_size,
     )
-    if config.objective != "fat":
-        raise UserError(f"bench times FAT against Madry; {recipe.name} is {config.objective}. Write fat-digits.")
+    if config.objective.name != "fat":
+        raise UserError(f"bench times FAT against Madry; {recipe.name} is {config.objective.name}. Write fat-digits.")
     if asked.json.is_dir() or not asked.json.parent.is_dir():
         raise UserError(f"--json {asked.json} cannot be written. Name a file in a folder that exists.")
     with on(device):

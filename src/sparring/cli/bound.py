@@ -144,7 +144,7 @@ def _radius(path: Path) -> float:
     if not (path / run_folder.CONFIG).is_file():
         raise UserError(f"{path} does not say the radius it was trained for. Give it: --eps 8/255.")
     try:
-        return max(run_folder.open_run(path).config.attack.eps.values())
+        return run_folder.open_run(path).config.objective.radius
     except UserError:
         raise UserError(f"{path / run_folder.CONFIG} cannot be read. Give the radius: --eps 8/255.") from None
 

@@ -21,6 +21,7 @@ from sparring.cli.train import stopping
 from sparring.data import Dataset, load
 from sparring.errors import RunFailed, UserError
 from sparring.evaluation import evaluate
+from sparring.objectives import KTauPGD, Progress
 from sparring.recipes import digits
 from sparring.report.attack_path import choose, walk
 from sparring.report.page import Method, percent, write_page
@@ -74,7 +75,9 @@ def run(argv: list[str]) -> int:
                 config = replace(config, seed=options.seed, epochs=options.epochs)
                 folder = options.out / name.lower()
                 bar = TrainingBar(console, title=f"{name:9}", lines=False)
-                models[name] = train(config, folder, overwrite=True, data=data, watch=bar, stop=stop, tensorboard=False)
+                models[name] = train(
+                    config, folder, overwrite=True, data=data, tracker=bar, stop=stop, tensorboard=False
+                )
                 methods.append(_measure(name, about, config, models[name], data, folder))
                 console.print(_line(methods[-1]), highlight=False, soft_wrap=True)
     except Interrupted:
@@ -184,7 +187,8 @@ def _table(methods: list[Method], images: int) -> Table:
 def _write(
     page: Path, lead: str, methods: list[Method], model: torch.nn.Module, data: Dataset, options: Options
 ) -> None:
-    attack = digits.FAT.attack.at(1, options.epochs)
+    attack = digits.FAT.objective.search(Progress(1, options.epochs))
+    assert isinstance(attack, KTauPGD)
     # Smaller steps than in training and tau 0, so that the crossing can be watched and the stop stands right behind it.
     eps, step_size, steps = attack.eps, attack.eps / 10, attack.steps
     x, y = data.test.x.float() / 255, data.test.y

@@ -166,7 +166,7 @@ def _tell_radius(asked: Arguments, measured: set[float]) -> None:
     if asked.eps is not None:
         return
     try:
-        trained = max(run_folder.open_run(asked.path).config.attack.eps.values())
+        trained = run_folder.open_run(asked.path).config.objective.radius
     except UserError:  # no run, or one whose configuration cannot be read
         return
     if all(abs(eps - trained) > 1e-3 for eps in measured):

@@ -253,7 +253,7 @@ def _work(jobs: Sequence[Job], options: Options, device: torch.device, screen: S
                 device,
                 stop=lambda: stop() or time.monotonic() > until,
                 breakable=lambda: breakable(until),
-                watch=lambda job: TrainingBar(screen, title=_title(job, options)),
+                tracker=lambda job: TrainingBar(screen, title=_title(job, options)),
                 tell=tell,
                 progress=True,
             )

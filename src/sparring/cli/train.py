@@ -5,15 +5,16 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import re
 import shlex
 import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, make_dataclass, replace
 from pathlib import Path
 from types import FrameType
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import tyro
@@ -25,11 +26,11 @@ from sparring.cli.progress import TrainingBar
 from sparring.cli.recipes import PROTOCOLS
 from sparring.data import Dataset, load
 from sparring.engine import Kind
-from sparring.errors import RunFailed, UserError
-from sparring.objectives import OBJECTIVES, SPECIAL
+from sparring.errors import RunFailed, UserError, unknown
+from sparring.objectives import OBJECTIVES, Objective
 from sparring.training import run_folder
 from sparring.training.checkpoint import read_facts
-from sparring.training.config import Config, differences
+from sparring.training.config import Config, with_objective
 from sparring.training.loop import Interrupted, train
 
 DESCRIPTION = """Train a model by a recipe; any part of the recipe can be replaced.
@@ -43,7 +44,7 @@ Examples:
 Recipes: sparring recipes"""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Options:
     """What a run computes, and where and how it happens."""
 
@@ -73,7 +74,7 @@ def run(argv: list[str]) -> int:
     before = _written(folder)
     try:
         print(
-            f"{wanted.objective} on {data.name} ({len(data.train)} training and {len(data.test)} test images, "
+            f"{wanted.objective.name} on {data.name} ({len(data.train)} training and {len(data.test)} test images, "
             f"{data.num_classes} classes) -> {folder}"
         )
         if options.resume and _finished(folder, wanted):
@@ -90,7 +91,7 @@ def run(argv: list[str]) -> int:
                 overwrite=options.overwrite,
                 device=device,
                 data=data,
-                watch=TrainingBar(),
+                tracker=TrainingBar(),
                 stop=stop,
                 tensorboard=options.tensorboard,
                 engine=options.engine,
@@ -145,25 +146,15 @@ def _folder(recipe: str, wanted: Config) -> Path:
 
 def _notes(config: Config, data: Dataset, device: torch.device) -> Iterator[str]:
     """What is allowed and yet hardly meant."""
-    eps = max(config.attack.eps.values())
-    if config.objective != "standard" and config.attack.step_size > eps:
-        yield f"a step of {config.attack.step_size:g} is longer than the ball ({eps:.3g}); another: --attack.step-size."
-    if not 0.49 * eps < config.validation_eps < 2.01 * eps:  # the paper trains at 16/255 and measures at 8/255
+    eps = config.objective.radius
+    yield from config.objective.advice(config.epochs)
+    if eps and not 0.49 * eps < config.validation_eps < 2.01 * eps:  # the paper trains at 16/255, measures at 8/255
         yield (
             f"validation and the best epoch are judged at eps {config.validation_eps:.3g}, training is at {eps:.3g}; "
             "another: --validation-eps."
         )
-    for name, schedule in (("lr", config.lr), ("attack.tau", config.attack.tau), ("attack.eps", config.attack.eps)):
-        late = [start for start, _ in getattr(schedule, "pieces", ()) if start.epoch(config.epochs) > config.epochs]
-        if late and not late[0].relative:
-            yield f"--{name} {schedule}: @{late[0]} lies behind the last epoch ({config.epochs})."
-    if config.objective == "cat":
-        most = 1 + (config.epochs - 1) // (config.attack.patience + 1)
-        if most < config.attack.steps:
-            yield (
-                f"k grows at most every {config.attack.patience + 1} epochs and cannot pass {most} of "
-                f"{config.attack.steps} in {config.epochs}; less patience: --attack.patience."
-            )
+    if late := schedules.start_after(config.lr, config.epochs):
+        yield f"--lr {config.lr}: @{late} lies behind the last epoch ({config.epochs})."
     days = _days_on_a_cpu(config, data)
     if device.type == "cpu" and days > 1:
         yield f"on a CPU this takes about {days:,.0f} days. Use a GPU, fewer --epochs, or a smaller --model."
@@ -172,8 +163,7 @@ def _notes(config: Config, data: Dataset, device: torch.device) -> Iterator[str]
 def _days_on_a_cpu(config: Config, data: Dataset) -> float:
     """Roughly. A gradient of the input is worth two forward passes, an update three."""
     forward = models.seconds_on_a_cpu(config.model, data.channels, data.size, data.num_classes)
-    steps = 0 if config.objective == "standard" else config.attack.steps
-    return config.epochs * len(data.train) * forward * (2 * steps + 3) / 86400
+    return config.epochs * len(data.train) * forward * (2 * config.objective.most_backprops + 3) / 86400
 
 
 def _again(folder: Path, options: Options) -> str:
@@ -195,24 +185,48 @@ def _options(argv: list[str]) -> tuple[str, Options]:
     else:
         found = _to_resume(argv)
         recipe, base, rest, prog = found.recipe, found.config, argv, f"sparring train {found.recipe}".rstrip()
-    options = parse(Options, rest, prog=prog, description=DESCRIPTION, default=Options(base))
-    _refuse_what_is_ignored(base, options.config)
+    kind = _objective(rest, base.objective)
+    _refuse_what_is_ignored(rest, kind)
+    rest = [re.sub(r"^--beta(?==|$)", "--attack.beta", word) for word in rest]  # the short form of the flag
+    base = with_objective(base, kind.name)
+    made = make_dataclass(
+        "Options",
+        [("attack", Annotated[kind, tyro.conf.arg(name="attack")])],
+        bases=(Options,),
+        frozen=True,
+        kw_only=True,
+    )
+    given = parse(made, rest, prog=prog, description=DESCRIPTION, default=made(config=base, attack=base.objective))
+    own = {field.name: getattr(given, field.name) for field in fields(Options)}
+    options = Options(**own | {"config": replace(given.config, objective=given.attack)})
     if options.resume and options.overwrite:
         raise UserError("--resume continues a run and --overwrite replaces it. Give one of them.")
     return recipe, options
 
 
-def _refuse_what_is_ignored(base: Config, wanted: Config) -> None:
-    """A setting that was asked for and means nothing to the objective would be kept as if it had acted."""
-    changed = {words.split()[0] for words in differences(base, wanted)}
-    reads = OBJECTIVES[wanted.objective].reads
-    attack = sorted(name for name in changed if name.startswith("attack."))
-    if wanted.objective == "standard" and attack:
-        raise UserError(f"standard makes no adversarial data and does not read --{attack[0]}. Leave it out.")
-    for name in SPECIAL:
-        if name in changed and name not in reads:
-            who = ", ".join(one for one, objective in OBJECTIVES.items() if name in objective.reads)
-            raise UserError(f"{wanted.objective} does not read --{name} (who does: {who}). Leave it out.")
+def _objective(argv: list[str], default: Objective) -> type[Any]:
+    """The objective's class: --objective NAME, or the recipe's."""
+    name = _value_of("--objective", argv)
+    if name is not None and name not in OBJECTIVES:
+        raise unknown("objective", name, OBJECTIVES)
+    return type(default) if name is None else OBJECTIVES[name]
+
+
+def _refuse_what_is_ignored(argv: list[str], kind: type[Any]) -> None:
+    """A parameter that is another objective's: say whose it is, instead of that there is no such flag."""
+    readers: dict[str, list[str]] = {}
+    for name, objective in OBJECTIVES.items():
+        for field in fields(objective):
+            readers.setdefault(field.name, []).append(name)
+    own = {field.name for field in fields(kind)}
+    for word in argv:
+        flag = re.match(r"--(?:attack\.(?:no-)?([\w-]+)|(beta))(?==|$)", word)
+        parameter = (flag[1] or flag[2]).replace("-", "_") if flag else ""
+        if flag and parameter in readers and parameter not in own:
+            if not own:
+                raise UserError(f"{kind.name} makes no adversarial data and does not read {flag[0]}. Leave it out.")
+            who = ", ".join(readers[parameter])
+            raise UserError(f"{kind.name} does not read {flag[0]} (who does: {who}). Leave it out.")
 
 
 def _to_resume(argv: list[str]) -> run_folder.Run:
@@ -322,8 +336,10 @@ def _summary(folder: Path) -> None:
             f"{name}: epoch {record['epoch']}, on {run.config.validation} validation images natural "
             f"{record['natural']:.1%}, PGD-10 {record['pgd10']:.1%}  ({file}{'' if file.is_file() else ': not there'})"
         )
-    eps = max(run.config.attack.eps.values())
-    radius = [] if abs(eps - 8 / 255) < 1e-3 else ["--eps", schedules.spell(eps)]  # the paper's protocols have 8/255
+    eps = run.config.objective.radius
+    radius = (
+        [] if not eps or abs(eps - 8 / 255) < 1e-3 else ["--eps", schedules.spell(eps)]
+    )  # the paper's protocols have 8/255
     words = ["sparring", "evaluate", str(folder), *_expected_by(run), *radius]
     print(f"Now measure it on test data: {shlex.join(words)}")
 

@@ -4,7 +4,7 @@ from sparring.engine.attack.runner import FastWalk
 from sparring.engine.attack.split_batch import Network
 from sparring.engine.cuda_graphs import on
 from sparring.engine.ema import Average
-from sparring.engine.select import Engine, Kind, Walk, prepare, tuned
+from sparring.engine.select import Engine, Judged, Kind, prepare
 from sparring.engine.update.step import FastUpdate, PlainUpdate, Update
 
 __all__ = [
@@ -12,12 +12,11 @@ __all__ = [
     "Engine",
     "FastUpdate",
     "FastWalk",
+    "Judged",
     "Kind",
     "Network",
     "PlainUpdate",
     "Update",
-    "Walk",
     "on",
     "prepare",
-    "tuned",
 ]

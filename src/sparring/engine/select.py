@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from sparring.attacks import Found, friendly_pgd
+from sparring.attacks import Found
 from sparring.engine.attack.buckets import bucket_sizes
 from sparring.engine.attack.folded import Folded, agrees, fold
 from sparring.engine.attack.replay import Replayed
@@ -21,33 +21,76 @@ from sparring.engine.attack.runner import FastWalk
 from sparring.engine.attack.split_batch import Network, Parted
 from sparring.engine.ema import Average
 from sparring.engine.update.step import Exchange, FastUpdate, LossOf, PlainUpdate, Update, alone
+from sparring.objectives import KTauPGD, Search
 
 Kind = Literal["auto", "plain", "fast"]
-Walk = Callable[..., Found]  # the call of attacks.friendly_pgd
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The model that counts, which is the average where one is kept; and what to take gradients of its input from."""
+
+    model: nn.Module
+    gradients: Network
 
 
 @dataclass(frozen=True)
 class Engine:
     """The parts of a training step."""
 
-    walk: Walk  # makes training data
-    update: Update  # moves the weights
-    network: Network  # the model to take gradients of the input from, outside of `walk`
-    line: str  # which engine runs, and why
-    check_every: int  # steps between two looks at whether an update failed; looking makes a GPU wait
-    average: Average | None = None  # of the weights, where asked for
-    average_folded: Folded | None = None  # to take its gradients from
-    refresh: Callable[[], None] = lambda: None  # after the model was changed by anything but `update`
+    model: nn.Module
+    walk: FastWalk | None
+    step: Update
+    network: Network
+    line: str
+    check_every: int
+    average: Average | None = None
+    average_folded: Folded | None = None
+    refresh: Callable[[], None] = lambda: None
+    fixed_sizes: bool = True
 
-    def judged(self, model: nn.Module) -> tuple[nn.Module, Network]:
-        """The model that counts, which is the average where one is kept; and what to take its gradients from."""
+    def attack(self, search: Search, x: Tensor, y: Tensor, generator: torch.Generator) -> Found:
+        if self.walk is None or not isinstance(search, KTauPGD):
+            return search(self.network, x, y, generator)
+        s = search
+        return self.walk(
+            self.model,
+            x,
+            y,
+            eps=s.eps,
+            step_size=s.step_size,
+            steps=s.steps,
+            tau=s.tau,
+            loss=s.loss,
+            start=s.start,
+            noise=s.noise,
+            project=s.project,
+            generator=generator,
+        )
+
+    def update(self, x: Tensor, x_adv: Tensor, y: Tensor, lr: float, awp: float = 0.0) -> Tensor:
+        return self.step(x, x_adv, y, lr, awp)
+
+    def failed(self) -> bool:
+        return self.step.failed()
+
+    def judged(self) -> Judged:
         if self.average is None:
-            return model, self.network
+            return Judged(self.model, self.network)
         averaged = self.average.read()
         if self.average_folded is None:
-            return averaged, averaged
+            return Judged(averaged, averaged)
         self.average_folded.refresh()
-        return averaged, self.average_folded
+        return Judged(averaged, self.average_folded)
+
+    @contextmanager
+    def tuned(self) -> Iterator[None]:
+        before = torch.backends.cudnn.benchmark
+        torch.backends.cudnn.benchmark = before or (self.walk is not None and self.fixed_sizes)
+        try:
+            yield
+        finally:
+            torch.backends.cudnn.benchmark = before
 
 
 def prepare(
@@ -63,6 +106,8 @@ def prepare(
     kind: Kind = "auto",
     ema: float = 0.0,
     exchange: Exchange = alone,
+    images: Tensor | None = None,
+    fixed_sizes: bool = True,
 ) -> Engine:
     """The engine for a run.
 
@@ -81,7 +126,7 @@ def prepare(
     if not fast:
         why = "as asked" if kind == "plain" else "captured graphs and bf16 need CUDA"
         plain = PlainUpdate(model, optimizer, loss, average.move if average else _nothing, exchange)
-        return Engine(friendly_pgd, plain, model, f"engine: plain, fp32 ({why})", 1, average)
+        return Engine(model, None, plain, model, f"engine: plain, fp32 ({why})", 1, average)
     dtype = next(model.parameters()).dtype
     how_to_fold: dict[str, Any] = {"dtype": torch.bfloat16 if half else dtype, "fused": half and cuda}
     every = max(16, batch // 16)  # a bucket costs a second of start-up, or two
@@ -130,18 +175,7 @@ def prepare(
     line = f"engine: fast, {'bf16' if half else 'fp32'}, {captured}, {how}"
     average_folded = fold(average.model, **how_to_fold) if average else None
     refresh = _nothing if folded is None else folded.refresh
-    return Engine(walk, update, network, line, 100 if cuda else 1, average, average_folded, refresh)
-
-
-@contextmanager
-def tuned(engine: Engine) -> Iterator[None]:
-    """cuDNN tunes each of the few batch sizes once; afterwards the caller's setting again, for others have many."""
-    before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = before or isinstance(engine.walk, FastWalk)
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.benchmark = before
+    return Engine(model, walk, update, network, line, 100 if cuda else 1, average, average_folded, refresh, fixed_sizes)
 
 
 def _nothing() -> None:

@@ -23,7 +23,7 @@ from sparring.attacks.checks import Model
 from sparring.errors import UserError
 from sparring.objectives.base import Attack, NoAttack, Progress, Search, training_step
 from sparring.objectives.madry import adversarial_loss
-from sparring.schedules import Ramp, Schedule
+from sparring.schedules import Ramp, Scheduled
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class ATES(Attack):
     name: ClassVar[str] = "ates"
     __call__ = training_step
 
-    margin: Schedule = Ramp(0.0, 1.0)  # noqa: RUF009 (a frozen value)
+    margin: Scheduled = Scheduled(Ramp(0.0, 1.0))
     """Margin of probability above which an attack stops (lambda_t): 0 at the boundary, 1 never."""
 
     def __post_init__(self) -> None:
@@ -77,4 +77,4 @@ class ATES(Attack):
 
     def metrics(self, progress: Progress) -> dict[str, Any]:
         """eps and the margin."""
-        return {"eps": progress.value(self.eps), "margin": progress.value(self.margin)}
+        return super().metrics(progress) | {"margin": progress.value(self.margin)}

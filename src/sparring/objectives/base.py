@@ -19,7 +19,7 @@ from sparring.attacks import Found, friendly_pgd
 from sparring.attacks.ball import Start
 from sparring.attacks.checks import Model, check_radius, check_settings, fresh_generator
 from sparring.errors import UserError
-from sparring.schedules import Schedule, constant
+from sparring.schedules import Schedule, Scheduled
 
 EpochMetrics = Mapping[str, Any]  # one finished epoch, as the run folder records it
 _FINE = 10_000  # epochs that stand for a run of which only the finished fraction is known
@@ -114,6 +114,9 @@ class Objective(Protocol):
     def own_attack(self, progress: Progress) -> dict[str, Any] | None:
         """Settings of a PGD under which held-out accuracy is recorded too (`own`), where the method depends on it."""
 
+    def advice(self, epochs: int) -> list[str]:
+        """What is allowed and yet hardly meant in a run of `epochs` epochs, each in one line."""
+
 
 def training_step(
     self: Objective,
@@ -142,7 +145,7 @@ def training_step(
 class Attack:
     """What every adversarial objective has: PGD inside an eps-ball."""
 
-    eps: Schedule = constant(8 / 255)  # noqa: RUF009 (a frozen value)
+    eps: Scheduled = Scheduled(8 / 255)
     """Radius of the ball, in [0, 1] pixels: 8/255, or a schedule such as ramp:0..8/255@50%."""
     step_size: float = 0.007
     """Length of one step (alpha), in [0, 1] pixels."""
@@ -152,7 +155,6 @@ class Attack:
     """Where the attack begins: at the image (None), uniform in the ball, or normal (0.001 sigma)."""
 
     def __post_init__(self) -> None:
-        read_schedules(self)
         if max(self.eps.values()) <= 0 or min(self.eps.values()) < 0:
             raise UserError(f"eps must not be negative and not be 0 throughout, got {self.eps}.")
         for eps in self.eps.values():
@@ -185,6 +187,18 @@ class Attack:
         """None: nothing beside the usual validation."""
         return None
 
+    def advice(self, epochs: int) -> list[str]:
+        """A step longer than the ball; a schedule with a start behind the last epoch."""
+        found = []
+        if self.step_size > self.radius:
+            found.append(
+                f"a step of {self.step_size:g} is longer than the ball ({self.radius:.3g}): lower --attack.step-size."
+            )
+        for name, value in vars(self).items():
+            if isinstance(value, Schedule) and (late := schedules.start_after(value, epochs)):
+                found.append(f"--attack.{name} {value}: @{late} lies behind the last epoch ({epochs}).")
+        return found
+
 
 @dataclass(frozen=True, kw_only=True)
 class KTauAttack(Attack):
@@ -209,13 +223,6 @@ class KTauAttack(Attack):
         if not numbers["eps"]:
             return NoAttack()
         return KTauPGD(**numbers, tau=tau, loss=loss, noise=self.noise, project=self.project)
-
-
-def read_schedules(objective: Any) -> None:
-    """Replace numbers and one-line forms by schedules, in a frozen dataclass that is being made."""
-    for field in dataclasses.fields(objective):
-        if field.type in ("Schedule", Schedule):
-            object.__setattr__(objective, field.name, schedules.of(getattr(objective, field.name)))
 
 
 def check_tau(tau: Schedule) -> None:

@@ -96,8 +96,19 @@ class CAT(Attack):
 
     def metrics(self, progress: Progress) -> dict[str, Any]:
         """eps and k."""
-        return {"eps": progress.value(self.eps), "steps": self.k(progress)}
+        return super().metrics(progress) | {"steps": self.k(progress)}
 
     def own_attack(self, progress: Progress) -> dict[str, Any] | None:
         """PGD-k: the accuracy under it decides when k grows."""
         return {**self.pgd(progress), "steps": self.k(progress)}
+
+    def advice(self, epochs: int) -> list[str]:
+        """A patience with which k cannot reach K."""
+        most = 1 + (epochs - 1) // (self.patience + 1)
+        if most >= self.steps:
+            return super().advice(epochs)
+        slow = (
+            f"k grows at most every {self.patience + 1} epochs and cannot pass {most} of {self.steps} in {epochs}; "
+            "less patience: --attack.patience."
+        )
+        return [*super().advice(epochs), slow]

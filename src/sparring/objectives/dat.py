@@ -20,7 +20,7 @@ from sparring.attacks.checks import Model
 from sparring.errors import UserError
 from sparring.objectives.base import Attack, NoAttack, Progress, Search, training_step
 from sparring.objectives.madry import adversarial_loss
-from sparring.schedules import Ramp, Schedule
+from sparring.schedules import Ramp, Scheduled
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class DAT(Attack):
     name: ClassVar[str] = "dat"
     __call__ = training_step
 
-    fosc: Schedule = Ramp(0.5, 0.0, 0.833)  # noqa: RUF009 (a frozen value)
+    fosc: Scheduled = Scheduled(Ramp(0.5, 0.0, 0.833))
     """FOSC at which an attack stops (c_t), in nats."""
 
     def __post_init__(self) -> None:
@@ -74,4 +74,4 @@ class DAT(Attack):
 
     def metrics(self, progress: Progress) -> dict[str, Any]:
         """eps and the criterion."""
-        return {"eps": progress.value(self.eps), "fosc": progress.value(self.fosc)}
+        return super().metrics(progress) | {"fosc": progress.value(self.fosc)}

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from sparring.objectives.base import KTauAttack, Progress, Search, check_tau, training_step
 from sparring.objectives.madry import adversarial_loss
-from sparring.schedules import Schedule, constant
+from sparring.schedules import Scheduled
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +22,7 @@ class FAT(KTauAttack):
     name: ClassVar[str] = "fat"
     __call__ = training_step
 
-    tau: Schedule = constant(0)  # noqa: RUF009 (a frozen value)
+    tau: Scheduled = Scheduled(0)
     """Steps still taken once the model is fooled, e.g. 1, or 0,1@51,2@91, or 0,1@40%,2@75%."""
 
     def __post_init__(self) -> None:
@@ -39,4 +39,4 @@ class FAT(KTauAttack):
 
     def metrics(self, progress: Progress) -> dict[str, Any]:
         """eps and tau."""
-        return {"eps": progress.value(self.eps), "tau": int(progress.value(self.tau))}
+        return super().metrics(progress) | {"tau": int(progress.value(self.tau))}

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from sparring.objectives.base import KTauAttack, Progress, Search, check_beta, check_tau, training_step
 from sparring.objectives.mart import mart_loss
-from sparring.schedules import Schedule, constant
+from sparring.schedules import Scheduled
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +19,7 @@ class FATForMART(KTauAttack):
     name: ClassVar[str] = "fat-mart"
     __call__ = training_step
 
-    tau: Schedule = constant(0)  # noqa: RUF009 (a frozen value)
+    tau: Scheduled = Scheduled(0)
     """Steps still taken once the model is fooled, e.g. 1, or 0,1@21,2@41,3@61,4@81."""
     beta: float = 6.0
     """Weight of the regulariser."""
@@ -39,4 +39,4 @@ class FATForMART(KTauAttack):
 
     def metrics(self, progress: Progress) -> dict[str, Any]:
         """eps and tau."""
-        return {"eps": progress.value(self.eps), "tau": int(progress.value(self.tau))}
+        return super().metrics(progress) | {"tau": int(progress.value(self.tau))}

@@ -17,7 +17,7 @@ from sparring.objectives.base import (
     training_step,
 )
 from sparring.objectives.trades import trades_loss
-from sparring.schedules import Schedule, constant
+from sparring.schedules import Scheduled
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,7 @@ class FATForTRADES(KTauAttack):
     name: ClassVar[str] = "fat-trades"
     __call__ = training_step
 
-    tau: Schedule = constant(0)  # noqa: RUF009 (a frozen value)
+    tau: Scheduled = Scheduled(0)
     """Steps still taken once the model is fooled, e.g. 1, or 0,1@31,2@51,3@71."""
     beta: float = 6.0
     """Weight of the regulariser."""
@@ -48,4 +48,4 @@ class FATForTRADES(KTauAttack):
 
     def metrics(self, progress: Progress) -> dict[str, Any]:
         """eps and tau."""
-        return {"eps": progress.value(self.eps), "tau": int(progress.value(self.tau))}
+        return super().metrics(progress) | {"tau": int(progress.value(self.tau))}

@@ -43,3 +43,7 @@ class Standard:
     def own_attack(self, progress: Progress) -> dict[str, Any] | None:
         """None: nothing beside the usual validation."""
         return None
+
+    def advice(self, epochs: int) -> list[str]:
+        """Nothing."""
+        return []

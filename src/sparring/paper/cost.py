@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from sparring.evaluation.protocols import PROTOCOLS, Climb
 from sparring.models import seconds_on_a_cpu
-from sparring.objectives import OBJECTIVES
+from sparring.objectives import Progress
 from sparring.paper.plan import Job, state, wanting
 from sparring.paper.specs import Mixture, Robustness
 from sparring.training.config import Config
@@ -37,7 +37,7 @@ _LARGER = 0.8  # an image's share in a batch of 256 or more (results/engine/benc
 def training(config: Config) -> float:
     """Seconds to train a run."""
     step, update = _STEP.get(config.model, _STEP["wrn-34-10"])
-    if "trades" in config.objective or "mart" in config.objective:
+    if "trades" in config.objective.name or "mart" in config.objective.name:
         update *= 2  # two forward passes
     larger = _LARGER if config.batch_size >= 256 else 1.0
     return _START + config.epochs * _images(config) / 128 * larger * (_steps(config) * step + update) / 1000
@@ -45,10 +45,9 @@ def training(config: Config) -> float:
 
 def _steps(config: Config) -> float:
     """Steps of an attack, in those of a full batch."""
-    if config.objective == "standard":
-        return 0.0
-    stops = OBJECTIVES[config.objective].friendly and min(config.attack.tau.values()) < config.attack.steps
-    return config.attack.steps * (_FRIENDLY if stops else 1.0)
+    most = config.objective.most_backprops
+    tau = config.objective.metrics(Progress(1, config.epochs)).get("tau", most)
+    return most * (_FRIENDLY if tau < most else 1.0)
 
 
 def _images(config: Config) -> float:

@@ -97,9 +97,12 @@ def key(config: Config) -> str:
 
     A field that a later version adds leaves the names of earlier runs as they are.
     """
-    digest = hashlib.sha256("; ".join(differences(Config(), config)).encode()).hexdigest()[:10]
+    name = config.objective.name
+    changes = [f"objective {Config().objective.name} -> {name}"] if name != Config().objective.name else []
+    changes += differences(Config(objective=type(config.objective)()), config)
+    digest = hashlib.sha256("; ".join(changes).encode()).hexdigest()[:10]
     data = config.data.replace(":", "-")
-    return f"{data}-{config.model}-{config.objective}-{config.epochs}-seed{config.seed}-{digest}"
+    return f"{data}-{config.model}-{name}-{config.epochs}-seed{config.seed}-{digest}"
 
 
 def state(job: Job) -> State:

@@ -23,7 +23,8 @@ from sparring.paper.plan import Job, State, state, wanting
 from sparring.paper.specs import Course, Losses, Mixture, Motivation, Robustness
 from sparring.training import checkpoint, run_folder
 from sparring.training.config import Config
-from sparring.training.loop import Diverged, Interrupted, Watch, train
+from sparring.training.loop import Diverged, Interrupted, train
+from sparring.training.tracking import Tracker
 
 _SESSION = ("started", "device", "torch", "at_once")  # what a result keeps of a session
 
@@ -52,7 +53,7 @@ class Nobody:
         """Training stops."""
 
 
-def _unwatched(job: Job) -> Watch:
+def _untracked(job: Job) -> Tracker:
     return Nobody()
 
 
@@ -64,7 +65,7 @@ class Bench:
     stop: Callable[[], bool] = lambda: False  # asked between steps and between jobs
     # Around a measurement, which keeps what it has: may break it off with a KeyboardInterrupt.
     breakable: Callable[[], AbstractContextManager[None]] = nullcontext
-    watch: Callable[[Job], Watch] = _unwatched
+    tracker: Callable[[Job], Tracker] = _untracked
     tell: Callable[[str], None] = _silent
     progress: bool = False
     data: dict[str, Dataset] = field(default_factory=dict)  # loaded once
@@ -112,7 +113,7 @@ def train_run(job: Job, bench: Bench) -> None:
             job.folder,
             device=bench.device,
             stop=bench.stop,
-            watch=bench.watch(job),
+            tracker=bench.tracker(job),
             recipe=job.item,
             resume=True,
             data=bench.dataset(job.config.data),

@@ -8,17 +8,22 @@ the paper's 8/255 (authors' code: 0.031).
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
-from sparring.objectives import Attack
+from sparring import objectives
+from sparring.objectives import FATForMART, FATForTRADES, Madry, Standard
+from sparring.objectives.contrib.by_definition import FATByLoss, FATByProbability
+from sparring.objectives.contrib.paced import FATPaced
+from sparring.objectives.contrib.patient import FATPatient
 from sparring.recipes.recipe import Recipe
-from sparring.schedules import constant, parse
+from sparring.schedules import parse
 from sparring.training.config import Config
 
+ATTACK: dict[str, Any] = {"eps": 8 / 255, "step_size": 0.007, "steps": 10, "start": "uniform"}
 MADRY = Config(
-    objective="madry",
+    objective=Madry(**ATTACK),
     data="cifar10",
     model="resnet18",
-    attack=Attack(eps=constant(8 / 255), step_size=0.007, steps=10, start="uniform"),
     epochs=120,
     batch_size=128,
     lr=parse("0.1,0.01@49.2%,0.001@74.2%,0.0005@91%"),  # Table 1: epochs 60, 90 and 110 of 120
@@ -28,63 +33,56 @@ MADRY = Config(
     validation_eps=8 / 255,
     precision="bf16",
 )
-STANDARD = replace(MADRY, objective="standard")
+STANDARD = replace(MADRY, objective=Standard())
 FAT = replace(
     MADRY,
-    objective="fat",
     # authors' code: noise of 0.001 at every step (not in the paper)
     # authors' code: tau 1 from epoch 51 and 2 from 91 of 120; paper: at epochs 50 and 90
-    attack=replace(MADRY.attack, noise=0.001, tau=parse("0,1@41.7%,2@75%")),
+    objective=objectives.FAT(**ATTACK, noise=0.001, tau="0,1@41.7%,2@75%"),
 )
+NORMAL: dict[str, Any] = ATTACK | {"start": "normal"}
 TRADES = replace(
     MADRY,
-    objective="trades",
-    beta=6.0,
+    objective=objectives.TRADES(**NORMAL, beta=6.0),
     epochs=85,
     lr=parse("0.1,0.01@87%"),  # Table 2: epoch 75 of 85
-    attack=replace(MADRY.attack, start="normal"),
 )
 FAT_FOR_TRADES = replace(
     TRADES,
-    objective="fat-trades",
-    attack=replace(TRADES.attack, tau=parse("0,1@35.3%,2@58.8%,3@82.3%")),  # authors' code: epochs 31, 51, 71 of 85
+    objective=FATForTRADES(**NORMAL, beta=6.0, tau="0,1@35.3%,2@58.8%,3@82.3%"),  # authors' code: 31, 51, 71 of 85
 )
 MART = replace(
     TRADES,
-    objective="mart",
+    objective=objectives.MART(**NORMAL, beta=6.0),
     epochs=90,
     lr=parse("0.1,0.01@66%,0.001@98.8%"),  # Table 4: epochs 60 and 90 of 90
 )
 FAT_FOR_MART = replace(
     MART,
-    objective="fat-mart",
-    attack=replace(MART.attack, tau=parse("0,1@22.2%,2@44.4%,3@66.6%,4@88.8%")),  # authors' code
+    objective=FATForMART(**NORMAL, beta=6.0, tau="0,1@22.2%,2@44.4%,3@66.6%,4@88.8%"),  # authors' code
 )
 # Table 1's baselines. DAT: c_t reaches 0 after 100 of 120 epochs, alpha eps/4. CAT: with a patience of 10 k grows at
 # most every 11 epochs and is 10 from epoch 100 at the earliest; a shorter run needs less. ATES: the schedule is ours.
-DAT = replace(
-    MADRY,
-    objective="dat",
-    attack=replace(MADRY.attack, step_size=2 / 255, fosc=parse("ramp:0.5..0@83.3%")),
-)
-CAT = replace(MADRY, objective="cat", attack=replace(MADRY.attack, step_size=2 / 255, patience=10))
-ATES = replace(MADRY, objective="ates", attack=replace(MADRY.attack, margin=parse("ramp:0..1@100%")))
+QUARTERS: dict[str, Any] = ATTACK | {"step_size": 2 / 255}
+DAT = replace(MADRY, objective=objectives.DAT(**QUARTERS, fosc="ramp:0.5..0@83.3%"))
+CAT = replace(MADRY, objective=objectives.CAT(**QUARTERS, patience=10))
+ATES = replace(MADRY, objective=objectives.ATES(**ATTACK, margin="ramp:0..1@100%"))
 # Ours: friendly data by the definition of Section 3.1 and Appendix A, and tau by rule instead of by epoch.
-FAT_BY_LOSS = replace(MADRY, objective="fat-by-loss", attack=replace(MADRY.attack, rho=constant(0.5)))
-FAT_BY_PROBABILITY = replace(MADRY, objective="fat-by-probability", attack=replace(MADRY.attack, rho=constant(0.2)))
-FAT_PACED = replace(FAT, objective="fat-paced", attack=replace(FAT.attack, tau=constant(0), share=0.25))
-FAT_PATIENT = replace(FAT, objective="fat-patient", attack=replace(FAT.attack, tau=constant(0), patience=10))
+FAT_BY_LOSS = replace(MADRY, objective=FATByLoss(**ATTACK, rho=0.5))
+FAT_BY_PROBABILITY = replace(MADRY, objective=FATByProbability(**ATTACK, rho=0.2))
+FAT_PACED = replace(MADRY, objective=FATPaced(**ATTACK, noise=0.001, share=0.25))
+FAT_PATIENT = replace(MADRY, objective=FATPatient(**ATTACK, noise=0.001, patience=10))
 # The most robustness for a minute and a half of an H200: a larger batch (the floor under small active sets is paid half
 # as often), five longer steps instead of ten, which buys half as many epochs again, one cycle, an average of the
 # weights. Chosen on held-out images: results/engine/fast-recipe-trials-h200.json.
 FAST = replace(
     FAT,
+    objective=objectives.FAT(**ATTACK | {"steps": 5, "step_size": 0.0125}, noise=0.001, tau="0,1@65%"),
     epochs=45,
     batch_size=256,
     lr=parse("one-cycle:0.3"),
     weight_decay=5e-4,
     ema=0.997,
-    attack=replace(FAT.attack, steps=5, step_size=0.0125, tau=parse("0,1@65%")),
 )
 # Options of any objective. AWP: its authors' 0.005, once training has begun to settle. EMA: over half an epoch.
 FAT_AWP = replace(FAT, awp=parse("0,0.005@10%"))
@@ -93,7 +91,7 @@ FAT_EMA = replace(FAT, ema=0.995)
 
 def _short(natural: float, pgd20: float, other: str = "") -> str:
     """README's table of methods: one seed, test set (n = 10,000); results/methods/h200.json."""
-    return f"with 15 epochs{other} (README, Methods): {natural:.1f} natural / {pgd20:.1f} PGD-20"
+    return f"with 15 epochs{other} (docs/methods.md): {natural:.1f} natural / {pgd20:.1f} PGD-20"
 
 
 CIFAR10 = (

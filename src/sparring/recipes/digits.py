@@ -7,19 +7,23 @@ difference between the methods can be seen within seconds.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
-from sparring.objectives import Attack
+from sparring import objectives
+from sparring.objectives import FATForMART, FATForTRADES, Madry, Standard
+from sparring.objectives.contrib.by_definition import FATByLoss, FATByProbability
+from sparring.objectives.contrib.paced import FATPaced
+from sparring.objectives.contrib.patient import FATPatient
 from sparring.recipes.recipe import Recipe
-from sparring.schedules import OneCycle, constant, parse
+from sparring.schedules import OneCycle, parse
 from sparring.training.config import Config
 
 EPS = 0.3
 
 MADRY = Config(
-    objective="madry",
+    objective=Madry(eps=EPS, step_size=EPS / 4, steps=10, start="uniform"),
     data="digits",
     model="tiny_cnn",
-    attack=Attack(eps=constant(EPS), step_size=EPS / 4, steps=10, start="uniform"),
     epochs=15,
     batch_size=64,
     lr=OneCycle(0.1),
@@ -27,30 +31,27 @@ MADRY = Config(
     validation=120,
     validation_eps=EPS,
 )
-STANDARD = replace(MADRY, objective="standard")
-FAT = replace(MADRY, objective="fat", attack=replace(MADRY.attack, tau=constant(2)))
+ATTACK: dict[str, Any] = {"eps": EPS, "step_size": EPS / 4, "steps": 10, "start": "uniform"}
+STANDARD = replace(MADRY, objective=Standard())
+FAT = replace(MADRY, objective=objectives.FAT(**ATTACK, tau=2))
 # At 0.3 the regulariser of TRADES and MART overwhelms this small network; at 0.15 it learns.
-TRADES = replace(
-    MADRY,
-    objective="trades",
-    beta=6.0,
-    attack=replace(MADRY.attack, eps=constant(0.15), step_size=0.15 / 4, start="normal"),
-    lr=OneCycle(0.05),
-    validation_eps=0.15,
-)
-MART = replace(TRADES, objective="mart")
-FAT_FOR_TRADES = replace(TRADES, objective="fat-trades", attack=replace(TRADES.attack, tau=parse("0,1@35%,2@60%")))
-FAT_FOR_MART = replace(MART, objective="fat-mart", attack=replace(MART.attack, tau=parse("0,1@35%,2@60%")))
-DAT = replace(MADRY, objective="dat", attack=replace(MADRY.attack, fosc=parse("ramp:0.5..0@83.3%")))
+NEARER: dict[str, Any] = {"eps": 0.15, "step_size": 0.15 / 4, "steps": 10, "start": "normal"}
+TRADES = replace(MADRY, objective=objectives.TRADES(**NEARER, beta=6.0), lr=OneCycle(0.05), validation_eps=0.15)
+MART = replace(TRADES, objective=objectives.MART(**NEARER, beta=6.0))
+FAT_FOR_TRADES = replace(TRADES, objective=FATForTRADES(**NEARER, beta=6.0, tau="0,1@35%,2@60%"))
+FAT_FOR_MART = replace(TRADES, objective=FATForMART(**NEARER, beta=6.0, tau="0,1@35%,2@60%"))
+DAT = replace(MADRY, objective=objectives.DAT(**ATTACK, fosc="ramp:0.5..0@83.3%"))
 # At a patience of 1 PGD gets a step more after every epoch that did not improve; 45 epochs are enough to reach 10.
-CAT = replace(MADRY, objective="cat", epochs=45, attack=replace(MADRY.attack, patience=1))
-ATES = replace(MADRY, objective="ates", attack=replace(MADRY.attack, margin=parse("ramp:0..1@100%")))
-# Appendix B: what bounds the search is K * alpha, here 0.3. With longer steps C&W breaks the model (docs/LOG.md).
-NO_PROJECTION = replace(FAT, attack=replace(FAT.attack, start=None, project=False, step_size=EPS / 10, tau=constant(3)))
-FAT_BY_LOSS = replace(MADRY, objective="fat-by-loss", attack=replace(MADRY.attack, rho=constant(1.0)))
-FAT_BY_PROBABILITY = replace(MADRY, objective="fat-by-probability", attack=replace(MADRY.attack, rho=constant(0.3)))
-FAT_PACED = replace(MADRY, objective="fat-paced", attack=replace(MADRY.attack, share=0.25))
-FAT_PATIENT = replace(MADRY, objective="fat-patient", attack=replace(MADRY.attack, patience=1))
+CAT = replace(MADRY, objective=objectives.CAT(**ATTACK, patience=1), epochs=45)
+ATES = replace(MADRY, objective=objectives.ATES(**ATTACK, margin="ramp:0..1@100%"))
+# Appendix B: what bounds the search is K * alpha, here 0.3. With longer steps C&W breaks the model.
+NO_PROJECTION = replace(
+    MADRY, objective=objectives.FAT(eps=EPS, step_size=EPS / 10, steps=10, start=None, project=False, tau=3)
+)
+FAT_BY_LOSS = replace(MADRY, objective=FATByLoss(**ATTACK, rho=1.0))
+FAT_BY_PROBABILITY = replace(MADRY, objective=FATByProbability(**ATTACK, rho=0.3))
+FAT_PACED = replace(MADRY, objective=FATPaced(**ATTACK, share=0.25))
+FAT_PATIENT = replace(MADRY, objective=FATPatient(**ATTACK, patience=1))
 
 # Options of any objective: an average of the weights over about an epoch (21 steps), and perturbed weights.
 FAT_EMA = replace(FAT, ema=0.95)

@@ -10,35 +10,27 @@ Measured by protocol `figure`. One point takes about 80 * 5 s on one H200 with R
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+from sparring.objectives import FAT, Madry
 from sparring.recipes import cifar10
 from sparring.recipes.recipe import Recipe
-from sparring.schedules import constant, parse
-from sparring.training.config import Config, ObjectiveName
+from sparring.schedules import parse
+from sparring.training.config import Config
 
 GROUP = "no-projection"
 ALPHAS = (0.003, 0.006, 0.009, 0.012, 0.015)
 MODELS = {"small_cnn": "small-cnn", "resnet18": "resnet18"}
-METHODS: dict[str, tuple[ObjectiveName, int]] = {
-    "tau0": ("fat", 0),
-    "tau1": ("fat", 1),
-    "tau3": ("fat", 3),
-    "madry": ("madry", 0),
-}
+METHODS = {"tau0": 0, "tau1": 1, "tau3": 3, "madry": None}  # tau; None: Madry
 
-BASE = replace(
-    cifar10.MADRY,
-    epochs=80,
-    lr=parse("0.01,0.001@73.75%"),  # epoch 60 of 80
-    attack=replace(cifar10.MADRY.attack, start=None, project=False),
-)
+BASE = replace(cifar10.MADRY, epochs=80, lr=parse("0.01,0.001@73.75%"))  # epoch 60 of 80
+FREE: dict[str, Any] = cifar10.ATTACK | {"start": None, "project": False}
 
 
 def point(model: str, method: str, alpha: float) -> Config:
     """One point of the figures."""
-    objective, tau = METHODS[method]
-    attack = replace(BASE.attack, step_size=alpha, tau=constant(tau))
-    return replace(BASE, objective=objective, model=model, attack=attack)
+    settings, tau = FREE | {"step_size": alpha}, METHODS[method]
+    return replace(BASE, model=model, objective=Madry(**settings) if tau is None else FAT(**settings, tau=tau))
 
 
 APPENDIX_B = tuple(

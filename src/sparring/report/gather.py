@@ -215,7 +215,7 @@ def _about(config: Config, done: int) -> str:
         if done >= config.epochs
         else f"{done} of {config.epochs} epochs"
     )
-    return f"{config.objective} on {config.data}, {config.model}, {epochs}, seed {config.seed}"
+    return f"{config.objective.name} on {config.data}, {config.model}, {epochs}, seed {config.seed}"
 
 
 def strips(folder: Path, count: int) -> list[Walk]:
@@ -227,7 +227,7 @@ def strips(folder: Path, count: int) -> list[Walk]:
     data, model = load(config.data), weights.load_model(folder)
     split = data.test.head(_LOOKED_AT)
     x, y = split.x.float() / 255, split.y
-    eps, steps = config.attack.at(config.epochs, config.epochs).eps, config.attack.steps
+    eps, steps = config.objective.radius, config.objective.most_backprops
     settings: dict[str, Any] = {"eps": eps, "step_size": eps / 10, "steps": steps}
     picked = choose(model, x, y, count=count, **settings)
     return walk(model, x[picked], y[picked], tau=0, classes=data.classes, **settings)

@@ -10,39 +10,22 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from sparring import schedules
 from sparring.attacks.checks import check_radius
 from sparring.data import Dataset
 from sparring.errors import UserError, unknown
-from sparring.objectives import OBJECTIVES, Attack
-from sparring.schedules import Schedule, constant
+from sparring.objectives import FAT, OBJECTIVES, Objective
+from sparring.schedules import Schedule, Scheduled
 from sparring.seeds import check_seed
 
 Precision = Literal["fp32", "bf16"]
-ObjectiveName = Literal[
-    "standard",
-    "madry",
-    "fat",
-    "trades",
-    "fat-trades",
-    "mart",
-    "fat-mart",
-    "cat",
-    "dat",
-    "ates",
-    "fat-by-loss",
-    "fat-by-probability",
-    "fat-paced",
-    "fat-patient",
-]
 
 
 @dataclass(frozen=True)
 class Config:
     """One training run."""
 
-    objective: ObjectiveName = "fat"
-    """What is minimised."""
+    objective: Objective = field(default_factory=FAT)
+    """What is minimised: FAT(...), Madry(...), TRADES(...), or another objective, with its own parameters."""
     data: str = "digits"
     """digits, cifar10, svhn (or some classes, cifar10:bird+deer), npz:FILE, folder:PATH (one subfolder per class);
     folder:PATH?size=32 scales and crops its images."""
@@ -50,19 +33,16 @@ class Config:
     """tiny_cnn, small_cnn, resnet18, or a wide ResNet such as wrn-34-10."""
     normalize: bool = False
     """Subtract the training data's mean and divide by its deviation, in a layer of the model."""
-    attack: Attack = field(default_factory=Attack)
-    beta: float = 6.0
-    """Weight of the regulariser in TRADES and MART."""
     epochs: int = 30
     batch_size: int = 128
-    lr: Schedule = constant(0.1)  # noqa: RUF009 (a frozen value)
+    lr: Scheduled = Scheduled(0.1)
     """Learning rate: 0.1, or 0.1,0.01@60, or one-cycle:0.2."""
     momentum: float = 0.9
     weight_decay: float = 2e-4
     ema: float = 0.0
     """Decay of an average of the weights, per step, e.g. 0.995. The average is what is judged and kept; in a run that
     is not much longer than 1 / (1 - ema) steps it still remembers the beginning. 0: none."""
-    awp: Schedule = constant(0.0)  # noqa: RUF009
+    awp: Scheduled = Scheduled(0.0)
     """Adversarial weight perturbation: its size relative to the weights, e.g. 0.005, or 0,0.005@10%. 0: none."""
     augment: Literal["none", "flip", "crop", "crop-flip"] = "none"
     validation: int = 1000
@@ -74,29 +54,26 @@ class Config:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("lr", "awp"):  # in Python a number or a line will do
-            object.__setattr__(self, name, schedules.of(getattr(self, name)))
         for name, least in (("epochs", 1), ("batch_size", 1), ("validation", 1), ("seed", 0)):
             value = getattr(self, name)
             if type(value) is not int:
                 raise UserError(f"{name} must be a whole number, got {value!r}.")
             if value < least:
                 raise UserError(f"{name} must be at least {least}, got {value}.")
-        if not isinstance(self.attack, Attack):
-            raise UserError(f"attack must be an Attack, e.g. Attack(eps=0.3), got {self.attack!r}.")
-        for name, value in (
-            ("normalize", self.normalize),
-            ("attack.project", self.attack.project),
-            ("attack.downhill", self.attack.downhill),
-        ):
-            if type(value) is not bool:
-                raise UserError(f"{name} must be True or False, got {value!r}.")
+        if isinstance(self.objective, str):
+            raise UserError(
+                f"objective must be an objective, got the text {self.objective!r}. Write for example "
+                f"{OBJECTIVES[self.objective].__name__ if self.objective in OBJECTIVES else 'FAT'}(eps=8/255)."
+            )
+        if isinstance(self.objective, type) or not hasattr(self.objective, "search"):
+            raise UserError(f"objective must be an objective, e.g. FAT(eps=8/255), got {self.objective!r}.")
+        if type(self.normalize) is not bool:
+            raise UserError(f"normalize must be True or False, got {self.normalize!r}.")
         if self.precision not in get_args(Precision):
             raise unknown("precision", self.precision, get_args(Precision))
         check_seed(self.seed)
-        for name, value in (("beta", self.beta), ("weight_decay", self.weight_decay)):
-            if not 0 <= value < float("inf"):
-                raise UserError(f"{name} must be finite and at least 0, got {value}.")
+        if not 0 <= self.weight_decay < float("inf"):
+            raise UserError(f"weight_decay must be finite and at least 0, got {self.weight_decay}.")
         if not 0 <= self.momentum < 1:
             raise UserError(f"momentum must lie in [0, 1), got {self.momentum}.")
         if not 0 <= self.ema < 1:
@@ -106,61 +83,59 @@ class Config:
         if min(self.lr.values()) < 0 or not 0 < max(self.lr.values()) < float("inf"):
             raise UserError(f"lr must be finite and positive, got {self.lr}.")
         check_radius("validation_eps", self.validation_eps)
-        if self.objective not in OBJECTIVES:
-            raise unknown("objective", self.objective, OBJECTIVES)
-        objective = OBJECTIVES[self.objective]
-        if max(self.attack.rho.values()) >= objective.rho_below:
-            raise UserError(
-                f"attack.rho must stay below {objective.rho_below:g} for {self.objective}, got {self.attack.rho}."
-            )
-        if objective.inner == "kl" and self.attack.start is None and not self.attack.noise:
-            raise UserError(
-                f"{self.objective} climbs the KL to the clean prediction, which is flat at the image itself. Begin "
-                "beside it: --attack.start normal (or uniform)."
-            )
-        if not objective.walks and (self.attack.noise or not self.attack.project):
-            given = [f"attack.noise is {self.attack.noise:g}: --attack.noise 0"] if self.attack.noise else []
-            given += [] if self.attack.project else ["attack.project is off: --attack.project"]
-            raise UserError(f"{self.objective} searches inside the ball and without noise; {'; '.join(given)}.")
 
 
 def to_json(config: Config) -> dict[str, Any]:
-    """Plain JSON, schedules in their one-line form."""
-    return _plain(config)
+    """Plain JSON, schedules in their one-line form: the objective's name, and its parameters under `attack`."""
+    found: dict[str, Any] = {"objective": config.objective.name, "attack": _plain(config.objective)}
+    return found | {name: value for name, value in _plain(config).items() if name != "objective"}
 
 
-def _plain(declared: Config | Attack) -> dict[str, Any]:
+def _plain(declared: Any) -> dict[str, Any]:
     values = {item.name: getattr(declared, item.name) for item in dataclasses.fields(declared)}
-    return {
-        name: _plain(value) if isinstance(value, Attack) else str(value) if isinstance(value, Schedule) else value
-        for name, value in values.items()
-    }
+    return {name: str(value) if isinstance(value, Schedule) else value for name, value in values.items()}
 
 
 def from_json(given: dict[str, Any]) -> Config:
-    """The configuration that `to_json` wrote."""
-    attack = dict(given.get("attack", {}))
-    for declared, there in ((Config, given), (Attack, attack)):
-        for name in sorted(there.keys() - {item.name for item in dataclasses.fields(declared)}):
-            raise UserError(f"this configuration was not written by this version of Sparring: it has a {name!r}.")
-    for name in {"eps", "tau", "fosc", "margin", "rho"} & attack.keys():
-        attack[name] = schedules.parse(str(attack[name]))
+    """The configuration that `to_json` wrote.
+
+    Files of version 0.1 hold the parameters of all objectives, and `beta` beside them: those that mean nothing to the
+    objective are left out.
+    """
+    whole, attack = dict(given), dict(given.get("attack", {}))
+    name = whole.pop("objective", FAT.name)
+    whole.pop("attack", None)
+    if name not in OBJECTIVES:
+        raise unknown("objective", str(name), OBJECTIVES)
+    if "beta" in whole:
+        attack["beta"] = whole.pop("beta")
+    known = {item.name for kind in OBJECTIVES.values() for item in dataclasses.fields(kind)}
+    for other in sorted((attack.keys() - known) | (whole.keys() - {item.name for item in dataclasses.fields(Config)})):
+        raise UserError(f"this configuration was not written by this version of Sparring: it has a {other!r}.")
+    own = {item.name: attack[item.name] for item in dataclasses.fields(OBJECTIVES[name]) if item.name in attack}
     try:
-        whole = {**given, "attack": Attack(**attack)}
-        for name in {"lr", "awp"} & whole.keys():
-            whole[name] = schedules.parse(str(whole[name]))
-        return Config(**whole)
+        return Config(objective=OBJECTIVES[name](**own), **whole)
     except TypeError as error:
         raise UserError(f"this configuration was not written by this version of Sparring: {error}.") from None
 
 
+def with_objective(config: Config, name: str | None = None, **parameters: Any) -> Config:
+    """The same run with another objective, which keeps the parameters that both have, or with other parameters."""
+    given, kind = config.objective, OBJECTIVES[name or config.objective.name]
+    own = {item.name for item in dataclasses.fields(kind)}
+    kept = {key: value for key, value in vars(given).items() if key in own}
+    return dataclasses.replace(config, objective=kind(**kept | parameters))
+
+
 def differences(one: Config, other: Config) -> list[str]:
-    """The fields in which two configurations differ, in words."""
+    """The fields in which two configurations differ, in words; of two objectives, those that both have."""
     before, after = _flat(to_json(one)), _flat(to_json(other))
-    return [f"{name} {before[name]} -> {after[name]}" for name in before if before[name] != after[name]]
+    shared = [name for name in before if name in after]
+    return [f"{name} {before[name]} -> {after[name]}" for name in shared if before[name] != after[name]]
 
 
 def _flat(nested: dict[str, Any]) -> dict[str, Any]:
+    """Names as the command line has them: attack.eps."""
     flat = {name: value for name, value in nested.items() if name != "attack"}
     return flat | {f"attack.{name}": value for name, value in nested["attack"].items()}
 

@@ -1,10 +1,11 @@
 """The training loop: the main path of the data, from images to checkpoints.
 
-    batch -> search (eval mode) -> loss (train mode) -> SGD -> tally;   each epoch: validate, record, save
+    batch -> attack (eval mode) -> update (train mode) -> tally;   each epoch: validate, record, save
 
 Every random draw is named by (seed, epoch, step), so the state of a run is its weights, its momentum and its place, and
-a run that was killed continues bit for bit (on one machine's CPU; tests/test_train.py kills it ten times). A loss or
-gradient that is not finite stops the run before the update. This module knows no attack and no objective by name.
+a run that was killed continues bit for bit (on one machine's CPU; tests/training/test_loop.py kills it ten times). A
+loss or gradient that is not finite stops the run before the update. This module knows no attack and no objective by
+name.
 """
 
 from __future__ import annotations
@@ -12,48 +13,31 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
 
 from sparring import engine as engines
 from sparring import models
-from sparring.attacks import pgd
 from sparring.data import Dataset, Split, batches, count_batches, hold_out, load
-from sparring.engine import Engine, Network, on
+from sparring.engine import Engine
 from sparring.errors import RunFailed, UserError
-from sparring.objectives import OBJECTIVES
+from sparring.objectives import KTauAttack, Progress
 from sparring.seeds import derive_seed, generator
 from sparring.training import run_folder
 from sparring.training.checkpoint import read_facts
 from sparring.training.config import Config, differences, model_facts
-from sparring.training.state import Keeper, State, Tally, restore
-from sparring.training.tracking import Board
+from sparring.training.state import Saver, State, Tally, restore
+from sparring.training.tracking import TensorBoard, Tracker
+from sparring.training.validation import VALIDATION, accuracies, predicts_one_class, validate
 
-_WEIGHTS, _HOLD_OUT, _ATTACK, _VALIDATION = range(1, 5)  # what a draw is for
-_EVALUATION_BATCH = 500
+_WEIGHTS, _HOLD_OUT, _ATTACK = range(1, VALIDATION)  # what a random draw is for
+_PROBE = 64  # training images on which the engine checks its copy of the network
 SAVE_EVERY = 300.0  # seconds between checkpoints within an epoch: about the most that a power cut can cost
 SAVE_AT_ENDS = 20.0  # seconds before the end of another epoch is worth a checkpoint: a GPU trains one in 4 s
-
-
-class Watch(Protocol):
-    """Somebody who looks on: a progress bar, a log."""
-
-    def begin(self, config: Config, *, steps: int, epoch: int, engine: str) -> None:
-        """Training begins, or goes on, at this epoch; an epoch has so many steps; `engine` says in a line what runs."""
-
-    def step(self, epoch: int, step: int, backprops: Callable[[], float]) -> None:
-        """A step is done. `backprops()` gives the epoch's mean so far, and makes a GPU wait."""
-
-    def epoch(self, record: dict[str, Any], *, best: bool) -> None:
-        """An epoch is done, and its record on the disk."""
-
-    def end(self) -> None:
-        """Training stops, for whatever reason."""
 
 
 class Interrupted(Exception):
@@ -83,7 +67,7 @@ def train(
     overwrite: bool = False,
     device: torch.device | str = "cpu",
     data: Dataset | None = None,
-    watch: Watch | None = None,
+    tracker: Tracker | None = None,
     stop: Callable[[], bool] = lambda: False,
     tensorboard: bool = True,
     engine: engines.Kind = "auto",
@@ -94,6 +78,7 @@ def train(
         resume: continue the run in `folder` if it holds one; its configuration must be this one.
         overwrite: replace a run that is already there.
         data: the data set, where the caller has it loaded.
+        tracker: is told of every step and epoch.
         stop: asked after every step; once it says yes the place is saved and `Interrupted` raised.
         engine: "auto" takes captured graphs where CUDA is; "plain" is the reference.
     """
@@ -105,7 +90,7 @@ def train(
     facts = model_facts(config, data)
     state = begin(config, facts, device)
     _check_last_batch(state.model, len(training), config.batch_size)
-    with run_folder.claimed(folder), on(device):  # after what may be refused
+    with run_folder.claimed(folder), engines.on(device):  # after what may be refused
         run = _open(folder, config, recipe, data.fingerprint, resume=resume, overwrite=overwrite)
         saved = run.last(device)
         if saved is not None:
@@ -117,37 +102,36 @@ def train(
         parts = engine_for(config, state, data, device, engine)
         if saved is not None and parts.average is not None:
             parts.average.restore(saved.part("average"))
-        board = Board(folder, state.epoch) if tensorboard and state.epoch <= config.epochs else None
+        board = TensorBoard(folder, state.epoch) if tensorboard and state.epoch <= config.epochs else None
 
-        with Keeper(run, state, facts, parts.average) as keeper:
-            if watch:
-                watch.begin(config, steps=steps, epoch=state.epoch, engine=parts.line)
+        with Saver(run, state, facts, parts.average) as saver:
+            if tracker:
+                tracker.begin(config, steps=steps, epoch=state.epoch, engine=parts.line)
             try:
                 while state.epoch <= config.epochs:
                     history = run.metrics()
-                    # An attack of an objective's own comes in every batch size: too many to tune for.
-                    with engines.tuned(parts) if OBJECTIVES[config.objective].walks else nullcontext():
-                        one_epoch(state, config, parts, training, steps, history, keeper.save, watch, stop)
-                    judged, network = parts.judged(state.model)
-                    record = _record(state, config, held, judged, network, history)
+                    with parts.tuned():
+                        one_epoch(state, config, parts, training, steps, history, saver.save, tracker, stop)
+                    judged = parts.judged()
+                    record = _record(state, config, judged, held, history)
                     run.record(record)
                     is_best = state.best is None or _score(record) > _score(state.best)
                     if is_best:
                         state.best = record
-                        keeper.keep(judged, record)
+                        saver.keep(judged.model, record)
                     state.epoch, state.step, state.tally = state.epoch + 1, 0, Tally.empty(device)
-                    if state.epoch > config.epochs or keeper.idle > SAVE_AT_ENDS:
-                        keeper.save()
+                    if state.epoch > config.epochs or saver.idle > SAVE_AT_ENDS:
+                        saver.save()
                     if board:
                         board.add(record)
-                    if watch:
-                        watch.epoch(record, best=is_best)
+                    if tracker:
+                        tracker.epoch(record, best=is_best)
             finally:
                 if board:
                     board.close()
-                if watch:
-                    watch.end()
-        return (parts.average.read() if parts.average else state.model).eval()
+                if tracker:
+                    tracker.end()
+        return parts.judged().model.eval()
 
 
 def one_epoch(
@@ -158,14 +142,12 @@ def one_epoch(
     steps: int,
     history: list[dict[str, Any]],
     save: Callable[[], None],
-    watch: Watch | None,
+    tracker: Tracker | None,
     stop: Callable[[], bool],
 ) -> None:
     """One pass over the training data, from wherever the state stands; `history` holds the epochs before it."""
-    objective = OBJECTIVES[config.objective]
-    model, tally = state.model.train(), state.tally
-    attacked = model if objective.walks else engine.network  # the engine's walk has the network in it
-    device = training.x.device
+    state.model.train()
+    tally, device = state.tally, training.x.device
     began = saved = time.perf_counter()
     before = tally.seconds
     for x, y in batches(
@@ -176,13 +158,12 @@ def one_epoch(
         augment=config.augment,
         start=state.step,
     ):
-        place = state.epoch + state.step / steps
-        setting = objective.adapt(config.attack.at(place, config.epochs), history)
-        lr = config.lr.at(place, config.epochs)
+        progress = Progress(state.epoch + state.step / steps, config.epochs, history)
+        lr, awp = progress.value(config.lr), progress.value(config.awp)
         draws = generator(device, config.seed, _ATTACK, state.epoch, state.step)
 
-        found = objective.find(attacked, x, y, setting, draws, engine.walk)
-        loss = engine.update(x, found.x_adv, y, lr, config.awp.at(place, config.epochs))
+        found = engine.attack(config.objective.search(progress), x, y, draws)
+        loss = engine.update(x, found.x_adv, y, lr, awp)
 
         tally.loss += loss.double() * len(x)
         tally.backprops += found.backprops.sum()
@@ -190,10 +171,10 @@ def one_epoch(
         state.step += 1
         now = time.perf_counter()
         tally.seconds = before + now - began
-        if watch:
-            watch.step(state.epoch, state.step, lambda: tally.backprops.item() / tally.images)
+        if tracker:
+            tracker.step(state.epoch, state.step, lambda: tally.backprops.item() / tally.images)
         stopping, due = stop(), now - saved > SAVE_EVERY
-        if (stopping or due or state.step % engine.check_every == 0 or state.step == steps) and engine.update.failed():
+        if (stopping or due or state.step % engine.check_every == 0 or state.step == steps) and engine.failed():
             raise Diverged(state.epoch, state.step, lr, str(config.lr))
         if stopping or due:
             save()
@@ -203,28 +184,24 @@ def one_epoch(
 
 
 def _record(
-    state: State, config: Config, held: Split, model: nn.Module, network: Network, history: list[dict[str, Any]]
+    state: State, config: Config, judged: engines.Judged, held: Split, history: list[dict[str, Any]]
 ) -> dict[str, Any]:
     """One epoch in numbers. Accuracies are fractions, on the held-out validation data."""
     tally = state.tally
-    objective = OBJECTIVES[config.objective]
-    setting = objective.adapt(config.attack.at(state.epoch, config.epochs), history)
-    natural, robust = validate(model, held, eps=config.validation_eps, seed=config.seed, network=network)
-    # What the objective's own schedules say now, and what only it measures.
-    own: dict[str, Any] = {
-        name: getattr(setting, name) for name in ("fosc", "margin", "rho") if f"attack.{name}" in objective.reads
-    }
-    if objective.measured:
-        attack = {"eps": setting.eps, "step_size": setting.step_size, "steps": setting.steps, "start": setting.start}
-        (accuracy,) = _accuracies(model, held, [attack if setting.eps else None], config.seed, network)
-        own |= {"steps": setting.steps, "own": accuracy}
-    if _one_class(model, held):
+    progress = Progress(state.epoch, config.epochs, history)
+    how: dict[str, Any] = {"seed": config.seed, "gradients": judged.gradients}
+    natural, robust = validate(judged.model, held, eps=config.validation_eps, **how)
+    own = config.objective.metrics(progress)
+    attack = config.objective.own_attack(progress)
+    if attack is not None:
+        (own["own"],) = accuracies(judged.model, held, [attack if attack["eps"] else None], **how)
+    if predicts_one_class(judged.model, held):
         own["one_class"] = True
     return {
         "epoch": state.epoch,
-        "lr": config.lr.at(state.epoch, config.epochs),
-        "eps": setting.eps,
-        "tau": setting.tau if objective.friendly else None,
+        "lr": progress.value(config.lr),
+        "eps": own.pop("eps"),
+        "tau": own.pop("tau", None),
         "loss": tally.loss.item() / tally.images,
         "natural": natural,
         "pgd10": robust,
@@ -233,45 +210,6 @@ def _record(
         "seconds": tally.seconds,
         "images_per_second": tally.images / tally.seconds,
     }
-
-
-def validate(
-    model: nn.Module, split: Split, *, eps: float, seed: int, network: Network | None = None
-) -> tuple[float, float]:
-    """Natural and PGD-10 accuracy (steps of eps/4, uniform start, the same start every time).
-
-    Gradients come from `network`, the engine's copy of the model, where there is one; the verdict is the model's.
-    """
-    weak = {"eps": eps, "step_size": eps / 4, "steps": 10, "start": "uniform"}
-    natural, robust = _accuracies(model, split, [None, weak], seed, network)
-    return natural, robust
-
-
-def _accuracies(
-    model: nn.Module, split: Split, attacks: Sequence[dict[str, Any] | None], seed: int, network: Network | None
-) -> list[float]:
-    """Under each attack's PGD; None is no attack."""
-    right = torch.zeros(len(attacks), dtype=torch.int64, device=split.x.device)
-    was_training = model.training
-    model.eval()
-    for index, (x, y) in enumerate(batches(split, _EVALUATION_BATCH)):
-        for place, attack in enumerate(attacks):
-            draws = generator(x.device, seed, _VALIDATION, index)
-            points = x if attack is None else pgd(network or model, x, y, generator=draws, **attack)
-            with torch.no_grad():
-                right[place] += (model(points).argmax(dim=1) == y).sum()
-    model.train(was_training)
-    return [float(count) for count in (right.double() / len(split)).tolist()]
-
-
-def _one_class(model: nn.Module, split: Split) -> bool:
-    """Whether it says the same for images of several classes, as a network does whose units are dead."""
-    was_training = model.training
-    model.eval()
-    with torch.no_grad():
-        said = torch.cat([model(x).argmax(dim=1) for x, _ in batches(split, _EVALUATION_BATCH)])
-    model.train(was_training)
-    return bool((said == said[0]).all() and (split.y != split.y[0]).any())
 
 
 def _score(record: dict[str, Any]) -> tuple[float, float]:
@@ -329,11 +267,10 @@ def begin(config: Config, facts: dict[str, Any], device: torch.device) -> State:
 
 def engine_for(config: Config, state: State, data: Dataset, device: torch.device, kind: engines.Kind) -> Engine:
     """The engine that trains what `config` says."""
-    objective = OBJECTIVES[config.objective]
     return engines.prepare(
         state.model,
         state.optimizer,
-        lambda model, x, x_adv, y: objective.loss(model, x, x_adv, y, config.beta),
+        config.objective.loss,
         batch=config.batch_size,
         shape=(data.channels, *data.size),
         classes=data.num_classes,
@@ -341,6 +278,8 @@ def engine_for(config: Config, state: State, data: Dataset, device: torch.device
         half=config.precision == "bf16",
         kind=kind,
         ema=config.ema,
+        images=data.train.x[:_PROBE].to(device).float() / 255,
+        fixed_sizes=isinstance(config.objective, KTauAttack),  # any other search comes in every batch size
     )
 
 

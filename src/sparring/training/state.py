@@ -50,7 +50,7 @@ class State:
 File = tuple[str, dict[str, Tensor], dict[str, Any]]  # name, tensors, facts
 
 
-class Keeper:
+class Saver:
     """Writes checkpoints while the run goes on: the best model so far, and everything the run needs to go on.
 
     Both are written at the same moments, the best one first, so that no checkpoint knows of a best that is not there.
@@ -68,7 +68,7 @@ class Keeper:
         self.writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self.writing: Future[None] | None = None
 
-    def __enter__(self) -> Keeper:
+    def __enter__(self) -> Saver:
         return self
 
     def __exit__(self, *raised: object) -> None:

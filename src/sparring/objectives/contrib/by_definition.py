@@ -27,7 +27,7 @@ from sparring.attacks.checks import Model
 from sparring.errors import UserError
 from sparring.objectives.base import Attack, NoAttack, Progress, Search, training_step
 from sparring.objectives.madry import adversarial_loss
-from sparring.schedules import Schedule, constant
+from sparring.schedules import Schedule, Scheduled
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class FATByLoss(Attack):
     by: ClassVar[By] = "loss"
     __call__ = training_step
 
-    rho: Schedule = constant(0.1)  # noqa: RUF009 (a frozen value)
+    rho: Scheduled = Scheduled(0.1)
     """Margin by which friendly data are wrong, in nats."""
     downhill: bool = False
     """Make data that are wrong by rho from the start friendlier too, at the price of steps."""
@@ -87,7 +87,7 @@ class FATByLoss(Attack):
 
     def metrics(self, progress: Progress) -> dict[str, Any]:
         """eps and rho."""
-        return {"eps": progress.value(self.eps), "rho": progress.value(self.rho)}
+        return super().metrics(progress) | {"rho": progress.value(self.rho)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +98,7 @@ class FATByProbability(Attack):
     by: ClassVar[By] = "probability"
     __call__ = training_step
 
-    rho: Schedule = constant(0.1)  # noqa: RUF009 (a frozen value)
+    rho: Scheduled = Scheduled(0.1)
     """Margin by which friendly data are wrong, in probability: below 1."""
     downhill: bool = False
     """Make data that are wrong by rho from the start friendlier too, at the price of steps."""
@@ -118,7 +118,7 @@ class FATByProbability(Attack):
 
     def metrics(self, progress: Progress) -> dict[str, Any]:
         """eps and rho."""
-        return {"eps": progress.value(self.eps), "rho": progress.value(self.rho)}
+        return super().metrics(progress) | {"rho": progress.value(self.rho)}
 
 
 def friendliest(objective: FATByLoss | FATByProbability, progress: Progress) -> Search:

@@ -1,10 +1,10 @@
 """FAT whose tau follows the BP average (the paper's further research a): no schedule, no held-out data.
 
-tau_t = floor(share * BP_{t-1}),  tau_1 = 0.  The more steps an attack needs, the farther the run has pushed its boundary
-away (paper Sections 5.2, 5.3), and the farther the next attack goes beyond it: tau is a share of all steps taken, tau's
-own and those of examples that were never fooled included. At K = 10 and share 1/4 it is 0 below 4 BPs, 1 from 4, 2 from
-8: it cannot pass 2, the end of the paper's schedule. tau is a function of the recorded epochs, so there is no state to
-save.
+tau_t = floor(share * BP_{t-1}),  tau_1 = 0.  The more steps an attack needs, the farther the run has pushed its
+boundary away (paper Sections 5.2, 5.3), and the farther the next attack goes beyond it: tau is a share of all steps
+taken, tau's own and those of examples that were never fooled included. At K = 10 and share 1/4 it is 0 below 4 BPs, 1
+from 4, 2 from 8: it cannot pass 2, the end of the paper's schedule. tau is a function of the recorded epochs, so there
+is no state to save.
 """
 
 from __future__ import annotations
@@ -50,4 +50,4 @@ class FATPaced(KTauAttack):
 
     def metrics(self, progress: Progress) -> dict[str, Any]:
         """eps and tau."""
-        return {"eps": progress.value(self.eps), "tau": self.tau(progress)}
+        return super().metrics(progress) | {"tau": self.tau(progress)}

@@ -47,4 +47,4 @@ class FATPatient(KTauAttack):
 
     def metrics(self, progress: Progress) -> dict[str, Any]:
         """eps and tau."""
-        return {"eps": progress.value(self.eps), "tau": self.tau(progress)}
+        return super().metrics(progress) | {"tau": self.tau(progress)}

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
+from sparring.objectives import FAT, TRADES, FATForTRADES, Madry, Objective
 from sparring.paper.specs.item import Course, Item, Robustness, Row, Scale
 from sparring.paper.specs.scales import CYCLE, STEPS, one_cycle, shorter
 from sparring.paper.specs.scales import FIGURE_EPOCHS as EPOCHS
 from sparring.recipes import cifar10, no_projection
-from sparring.schedules import constant, parse
-from sparring.training.config import Config, ObjectiveName
+from sparring.schedules import parse
+from sparring.training.config import Config, with_objective
 
 NETWORKS = {"small_cnn": "Small CNN", "resnet18": "ResNet-18", "wrn-34-10": "WRN-34-10"}
 SIX = {"Natural": "natural", "FGSM": "fgsm", "PGD-20": "pgd20", "PGD-100": "pgd100", "C&W": "cw30"}
@@ -26,7 +28,7 @@ TAU = replace(cifar10.FAT, epochs=80, lr=parse("0.1,0.01@73.75%"))
 
 def at_tau(config: Config, tau: int) -> Config:
     """The same with a fixed tau; tau = K is worst-case training."""
-    return replace(config, attack=replace(config.attack, tau=constant(tau)))
+    return with_objective(config, tau=tau)
 
 
 def _tau_rows() -> Iterator[Row]:
@@ -57,18 +59,17 @@ FIG_TAU = Item(
 
 # Sec. 5.2: 100 epochs, a tenth of the learning rate from epochs 60 and 90.
 BPS = replace(TAU, epochs=100, lr=parse("0.1,0.01@59%,0.001@89%"))
-_METHODS: dict[ObjectiveName, tuple[str, str]] = {"fat": ("FAT", "Madry"), "fat-trades": ("FAT for TRADES", "TRADES")}
-_ORIGINALS: dict[ObjectiveName, ObjectiveName] = {"fat": "madry", "fat-trades": "trades"}
+_METHODS = {"fat": ("FAT", "Madry"), "fat-trades": ("FAT for TRADES", "TRADES")}
 
 
 def _bps_rows() -> Iterator[Row]:
     for objective, (friendly, original) in _METHODS.items():
-        trades = objective == "fat-trades"
-        base = replace(BPS, attack=cifar10.TRADES.attack) if trades else BPS
+        # FAT for TRADES starts beside the image and adds no noise.
+        base = replace(BPS, objective=FATForTRADES(**cifar10.NORMAL)) if objective == "fat-trades" else BPS
         for model, network in NETWORKS.items():
             for tau in (0, 1, 2, 3, 10):
                 label = f"tau {tau}" if tau < 10 else f"{original} (tau = K)"
-                full = at_tau(replace(base, objective=objective, model=model), tau)
+                full = at_tau(replace(base, model=model), tau)
                 # The runs of fig-tau where there are any: Small CNN at full scale, ResNet-18 at lite.
                 short = replace(full, lr=TAU.lr, epochs=TAU.epochs)
                 if model != "small_cnn":
@@ -103,7 +104,7 @@ GRIDS = {
 }
 LITE_EPOCHS = {"cifar10": EPOCHS, "svhn": 14}  # as many updates: SVHN has half as many images again
 # The pictures: (data, network, method, K), the paper's figure. Those at K 20 and of TRADES have three points at lite.
-PICTURES: tuple[tuple[str, str, ObjectiveName, int, str], ...] = (
+PICTURES = (
     ("cifar10", "resnet18", "fat", 10, "Figure 6"),
     ("svhn", "resnet18", "fat", 10, "Figure 7"),
     ("cifar10", "small_cnn", "fat", 10, "App. G.1"),
@@ -118,10 +119,19 @@ PICTURES: tuple[tuple[str, str, ObjectiveName, int, str], ...] = (
 _NAMES = {"cifar10": "CIFAR-10", "svhn": "SVHN"}
 
 
+def _eps_objective(objective: str, eps: float, steps: int, tau: int) -> Objective:
+    """One point; tau = K is the original, without FAT's noise."""
+    settings: dict[str, Any] = {"eps": eps, "step_size": eps / 10, "steps": steps}
+    if objective == "fat-trades":
+        settings = cifar10.NORMAL | settings
+        return TRADES(**settings) if tau == steps else FATForTRADES(**settings, tau=tau)
+    settings = cifar10.ATTACK | settings
+    return Madry(**settings) if tau == steps else FAT(**settings, noise=0.001, tau=tau)
+
+
 def _eps_rows() -> Iterator[Row]:
     for data, model, objective, steps, where in PICTURES:
         friendly, original = _METHODS[objective]
-        start = cifar10.TRADES.attack if objective == "fat-trades" else EPS.attack
         grid, short = GRIDS[data]
         if steps == 20 or objective == "fat-trades":
             short = (0.03, 0.09, 0.15)
@@ -129,12 +139,7 @@ def _eps_rows() -> Iterator[Row]:
         for tau in (0, 1, 3, steps):
             method = f"tau{tau}" if tau < steps else original.lower()
             for eps in grid:
-                attack = replace(start, eps=constant(eps), step_size=eps / 10, steps=steps, tau=constant(tau))
-                full = replace(EPS, objective=objective, data=data, model=model, attack=attack)
-                if tau == steps:  # without FAT's noise
-                    full = replace(
-                        full, objective=_ORIGINALS[objective], attack=replace(attack, noise=0.0, tau=constant(0))
-                    )
+                full = replace(EPS, objective=_eps_objective(objective, eps, steps, tau), data=data, model=model)
                 configs: dict[Scale, Config | None] = {"full": full}
                 if eps in short:
                     configs["lite"] = shorter(full, LITE_EPOCHS[data])
@@ -168,7 +173,7 @@ FIG_EPS = Item(
 def _free_rows() -> Iterator[Row]:
     """App. B: the recipes of appendix_b.py."""
     for model in no_projection.MODELS:
-        for method, (_, tau) in no_projection.METHODS.items():
+        for method, tau in no_projection.METHODS.items():
             for alpha in no_projection.ALPHAS:
                 full = no_projection.point(model, method, alpha)
                 configs: dict[Scale, Config | None] = {"full": full}

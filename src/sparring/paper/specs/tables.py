@@ -14,7 +14,7 @@ from sparring.paper.specs.item import Item, Measure, Robustness, Row, Scale, pub
 from sparring.paper.specs.scales import CYCLE, TABLE_EPOCHS, one_cycle
 from sparring.recipes import cifar10
 from sparring.schedules import constant
-from sparring.training.config import Config
+from sparring.training.config import Config, with_objective
 
 AUTOATTACK = 1000  # images
 WIDE = constant(16 / 255)  # authors' code: 0.062
@@ -27,14 +27,14 @@ FOUR = {name: FIVE[name] for name in ("Natural", "FGSM", "PGD-20", "C&W")}
 WITH_AUTOATTACK = {"AutoAttack": "autoattack"}
 
 # CAT gives PGD one more step after `patience` epochs without progress: in 30 epochs it gets far only at 1.
-CAT_LITE = replace(cifar10.CAT, attack=replace(cifar10.CAT.attack, patience=1))
-TRADES_1 = replace(cifar10.TRADES, beta=1.0)
-FAT_FOR_TRADES_1 = replace(cifar10.FAT_FOR_TRADES, beta=1.0)
+CAT_LITE = with_objective(cifar10.CAT, patience=1)
+TRADES_1 = with_objective(cifar10.TRADES, beta=1.0)
+FAT_FOR_TRADES_1 = with_objective(cifar10.FAT_FOR_TRADES, beta=1.0)
 
 
 def wide(config: Config) -> Config:
     """The same at eps 16/255; the step size stays 0.007."""
-    return replace(config, attack=replace(config.attack, eps=WIDE))
+    return with_objective(config, eps=WIDE)
 
 
 def scales(config: Config, model: str, short: Config | None = None) -> dict[Scale, Config | None]:
