@@ -98,7 +98,9 @@ def _escaped(line: str) -> str:
 
 def outside_links(app: Sphinx, docname: str, source: list[str]) -> None:
     """Offer the files of results/ for download: they are not pages of the site."""
-    source[0] = re.sub(r"(?<!!)(\[[^\]]*\])\((?:\.\./)+(results/[^)]+|benchmarks/[^)]+)\)", r"\1(path:/../\2)", source[0])
+    source[0] = re.sub(
+        r"(?<!!)(\[[^\]]*\])\((?:\.\./)+(results/[^)]+|benchmarks/[^)]+)\)", r"\1(path:/../\2)", source[0]
+    )
 
 
 def inline_math(self: Any, node: nodes.math) -> None:
