@@ -8,7 +8,7 @@ TOOLS := .venv/.installed-dev
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo    train standard, Madry and friendly models on digits, and open the page it writes"
+	@echo "make demo    train standard, Madry and friendly models on digits, and write a page about them"
 	@echo "make test    ruff, mypy and the tests"
 	@echo "make docs    the documentation site, in docs/_build/html"
 	@echo "make bench   the CPU benchmarks (ratios within one run)"
