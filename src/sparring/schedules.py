@@ -196,7 +196,7 @@ def start_after(schedule: Schedule, epochs: int) -> Start | None:
     return late[0] if late and not late[0].relative else None
 
 
-class Scheduled(ABC):
+class Scheduled(ABC):  # noqa: B024 (schedules are registered with it, below)
     """A field of a frozen dataclass that holds a schedule and takes a number or its one-line form, too.
 
     Declared as `tau: Scheduled = Scheduled(0)`; read, it is a `Schedule`.

@@ -216,7 +216,7 @@ def test_cat_mixes_the_step_counts_up_to_k():
 
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_what_the_engine_can_capture(name):
-    """PGD-K-tau, of the objectives that have its noise and its projection; a ball of radius 0 holds the images alone."""
+    """PGD-K-tau, of the objectives that have its noise and projection; a ball of radius 0 holds the images alone."""
     objective = make(OBJECTIVES[name])
     assert isinstance(objective.search(BEGIN), KTauPGD) == hasattr(objective, "noise")
     if name != "standard":
@@ -228,7 +228,7 @@ def test_what_the_engine_can_capture(name):
 @pytest.mark.parametrize("kind", [FAT, Madry, FATForTRADES, MART])
 def test_without_projection_the_steps_are_the_bound(batch, kind):
     """Appendix B: from the image, K steps of alpha, held to [0, 1] only; with projection the same steps stay inside."""
-    model, x, y = batch
+    x = batch[1]
     start = "normal" if kind is FATForTRADES else None
     free, held = (find(make(kind, eps=0.02, start=start, project=project), *batch) for project in (False, True))
     reach = (free.x_adv - x).abs().flatten(1).amax(dim=1)

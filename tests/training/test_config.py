@@ -58,7 +58,7 @@ def test_an_unknown_field_is_refused():
     given = to_json(SOME)
     with pytest.raises(UserError, match="it has a 'esp'"):
         config.from_json(given | {"attack": given["attack"] | {"esp": 1}})
-    with pytest.raises(UserError, match="unknown objective 'fta'. Did you mean 'fat'"):
+    with pytest.raises(UserError, match=r"unknown objective 'fta'\. Did you mean 'fat'"):
         config.from_json(given | {"objective": "fta"})
 
 
