@@ -6,8 +6,8 @@ Case 1, by loss value: margin = CE(f(x~), y) - min_k CE(f(x~), k), in nats. The 
 it is max_k z_k - z_y. Case 2, by class probability: margin = max_k p_k - p_y. For rho > 0 the maximum may be taken over
 the wrong classes only, as `losses.margin` and `losses.probability_margin` do.
 
-PGD-K-0 stops at the first point that is wrong and overshoots by up to a step. Here PGD finds two consecutive points, one
-on each side of the constraint, and the segment between them is bisected.
+PGD-K-0 stops at the first point that is wrong and overshoots by up to a step. Here PGD finds two consecutive points,
+one on each side of the constraint, and the segment between them is bisected.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """PGD-K-tau (paper Algorithm 1), batched over a set of active examples that really shrinks.
 
 Per example: predict at the current point; wrong with no tau left: stop there and take no step; wrong with tau left:
-spend one and step; right: step. Nothing is checked after step K. So tau >= K is plain PGD-K, bit for bit, and an example
-that is wrong at its start stays there. An example that has stopped is not computed again, which is what saves time: on
+spend one and step; right: step. Nothing is checked after step K. So tau >= K is plain PGD-K, bit for bit, and an
+example that is wrong at its start stays there. An example that has stopped is not computed again, which saves time: on
 2 CPU cores a batch that needs b of K steps takes about (b + 1) / K of plain PGD (benchmarks/bench_attack.py).
 """
 
@@ -25,6 +25,7 @@ class TauLeft:
         self.left = torch.full_like(y, int(tau))
 
     def __call__(self, at: Iterate) -> Tensor:
+        """Whether each active example stops here."""
         wrong = at.logits.argmax(dim=1) != at.y
         stops = wrong & (self.left[at.rows] == 0)
         self.left[at.rows] -= wrong.long()

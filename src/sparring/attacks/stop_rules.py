@@ -1,4 +1,4 @@
-"""PGD that each example leaves by a rule of its own: FOSC (DAT), a margin of probability (ATES), a number of steps (CAT).
+"""PGD that each example leaves by its own rule: FOSC (DAT), a probability margin (ATES), a number of steps (CAT).
 
 Order of events, per example: no step left: stop; predict at the current point; the rule decides: stop and take no step;
 else step. Nothing is checked after the last step. The loss is always the cross-entropy.

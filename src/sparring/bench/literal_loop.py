@@ -3,9 +3,9 @@
 None of their code is copied; what costs time is the same. Each example's prediction is read from the device on its own,
 and so is its tau left, which is a tensor on the device too. The examples that go on are gathered by lists of indices.
 The backward pass also computes the gradient of the weights, for every example that was still active, and its graph is
-kept until the next step. The host draws the random numbers. The natural images go through the model once, whether or not
-the loss needs it. The module exists to be timed; a test shows that it finds what `friendly_pgd` finds. The batch comes
-back in another order, stopped examples first, and the labels with it.
+kept until the next step. The host draws the random numbers. The natural images go through the model once, whether or
+not the loss needs it. The module exists to be timed; a test shows that it finds what `friendly_pgd` finds. The batch
+comes back in another order, stopped examples first, and the labels with it.
 """
 
 from __future__ import annotations
