@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparring.attacks import friendly_pgd, pgd
+from sparring.errors import UserError
 from tests.attacks.conftest import images, network
 from tests.attacks.oracle import literal_friendly_pgd
 
@@ -37,7 +38,7 @@ def compare(model, x, y, *, eps, step_size, steps, tau, loss="ce", start=None, n
 @pytest.mark.parametrize("loss", ["ce", "kl", "cw", squared_error], ids=["ce", "kl", "cw", "callable"])
 @pytest.mark.parametrize("start", [None, "uniform", "normal"])
 def test_equals_the_literal_loop(batch, tau, loss, start):
-    # At the image itself the KL is 0 with gradient 0 up to rounding: the sign of rounding is nobody's to promise.
+    # At the image itself the KL is 0 with gradient 0 up to rounding: the sign of rounding is not promised.
     if loss == "kl" and start is None:
         start = "uniform"
     compare(*batch, tau=tau, loss=loss, start=start, **SETTINGS)
@@ -60,7 +61,7 @@ def test_odd_shapes_class_counts_and_a_batch_of_one(channels, size, classes, cou
     compare(model, x, y, tau=1, start="uniform", **SETTINGS)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     seed=st.integers(0, 10_000),
     count=st.integers(1, 12),
@@ -80,7 +81,7 @@ def test_wrong_from_the_start_takes_no_step(batch):
     found = friendly_pgd(model, x, y, tau=0, **SETTINGS)
     assert found.backprops[0] == 0
     assert torch.equal(found.x_adv[0], x[0])
-    # With tau left it walks on, and every wrong visit spends one.
+    # With tau left it goes on, and every wrong prediction spends one.
     assert friendly_pgd(model, x, y, tau=2, **SETTINGS).backprops[0] >= 2
 
 
@@ -92,16 +93,9 @@ def test_all_stop_at_once(batch):
     assert found.backprops.sum() == 0
 
 
-def test_empty_batch(batch):
-    model, x, y = batch
-    found = friendly_pgd(model, x[:0], y[:0], tau=0, **SETTINGS)
-    assert found.x_adv.shape == x[:0].shape
-    assert found.backprops.shape == (0,)
-
-
-@pytest.mark.parametrize("tau", [8, 9, 1000])
+@pytest.mark.parametrize("tau", [8, 1000])
 @pytest.mark.parametrize("loss", ["ce", "kl", "cw"])
-@pytest.mark.parametrize("start", [None, "uniform", "normal"])
+@pytest.mark.parametrize("start", [None, "uniform"])
 def test_tau_of_k_or_more_is_bitwise_pgd(batch, tau, loss, start):
     model, x, y = batch
     friendly = friendly_pgd(model, x, y, tau=tau, loss=loss, start=start, generator=seeded(), **SETTINGS)
@@ -110,8 +104,31 @@ def test_tau_of_k_or_more_is_bitwise_pgd(batch, tau, loss, start):
     assert (friendly.backprops == SETTINGS["steps"]).all()
 
 
+def test_from_given_points_equals_the_literal_loop(batch):
+    """From the points that "uniform" draws, given as a tensor."""
+    model, x, y = batch
+    drawn = torch.rand(x.shape, generator=seeded(), dtype=x.dtype)
+    start = (x + 0.1 * (2 * drawn - 1)).clamp(0, 1)
+    kept = start.clone()
+    found = friendly_pgd(model, x, y, tau=1, start=start, **SETTINGS)
+    rest = {"tau": 1, "loss": "ce", "start": "uniform", "noise": 0.0, "project": True, "seed": 5}
+    x_adv, backprops = literal_friendly_pgd(model, x, y, **SETTINGS, **rest)
+    assert torch.equal(found.backprops, backprops)
+    assert torch.allclose(found.x_adv, x_adv, rtol=0, atol=1e-12)
+    assert torch.equal(start, kept)
+
+
+def test_without_projection_a_start_may_lie_outside_the_ball(batch):
+    model, x, y = batch
+    start = (x + 0.3).clamp(0, 1)
+    with pytest.raises(UserError, match="start must lie in the eps-ball"):
+        friendly_pgd(model, x, y, start=start, **SETTINGS)
+    found = friendly_pgd(model, x, (model(start).argmax(dim=1) + 1) % 4, start=start, project=False, **SETTINGS)
+    assert torch.equal(found.x_adv, start)  # wrong there, so no step is taken
+
+
 def test_an_example_does_not_depend_on_its_neighbours(batch):
-    """The bug of the authors' code until 2021: a shrunk batch compared with un-shrunk labels."""
+    """A shrunk batch must not be compared with un-shrunk labels, a bug of the authors' code until January 2021."""
     model, x, y = batch
     together = friendly_pgd(model, x, y, tau=1, **SETTINGS)
     for i in range(len(x)):
@@ -125,9 +142,9 @@ def test_stopped_examples_are_not_computed_again(batch):
     sizes = []
     model.register_forward_pre_hook(lambda module, inputs: sizes.append(len(inputs[0])))
     found = friendly_pgd(model, x, y, tau=0, **SETTINGS)
-    # One forward per step for the examples that still walk: those that took k steps are seen k + 1 times at most.
-    visits = (found.backprops + 1).clamp(max=SETTINGS["steps"])
-    assert sum(sizes) == visits.sum()
+    # One forward pass per step for the active examples: those that took k steps are predicted k + 1 times at most.
+    predicted = (found.backprops + 1).clamp(max=SETTINGS["steps"])
+    assert sum(sizes) == predicted.sum()
     assert sizes == sorted(sizes, reverse=True)
 
 
@@ -140,21 +157,21 @@ def test_friendly_data_are_wrong_or_hard(batch):
     assert wrong[stopped_early].all()
 
 
-def test_a_visit_need_not_be_consecutive():
-    """tau counts wrong visits in all: a walk wrong, right, wrong spends two."""
+def test_wrong_predictions_need_not_be_consecutive():
+    """tau counts all wrong predictions: a path wrong, right, wrong spends two."""
 
     class Stripes(torch.nn.Module):
         """Wrong where the (one-pixel) image lies in every second stripe of width 0.05; the loss always grows with x."""
 
         def forward(self, x):
             wrong = ((x.flatten(1)[:, 0] / 0.05).floor() % 2 == 1).double()
-            slope = x.flatten(1)[:, 0] * 1e-3
-            return torch.stack([-slope, wrong * 1.0 - 0.5 + slope], dim=1)
+            rise = x.flatten(1)[:, 0] * 1e-3
+            return torch.stack([-rise, wrong * 1.0 - 0.5 + rise], dim=1)
 
     x = torch.full((1, 1, 1, 1), 0.01, dtype=torch.float64)
     y = torch.zeros(1, dtype=torch.int64)
-    walks = [
+    steps = [
         friendly_pgd(Stripes(), x, y, eps=0.9, step_size=0.05, steps=10, tau=tau, loss="cw").backprops.item()
         for tau in range(4)
     ]
-    assert walks == [1, 3, 5, 7]
+    assert steps == [1, 3, 5, 7]

@@ -23,7 +23,7 @@ def test_it_finds_what_friendly_pgd_finds(tau):
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_it_kicks_and_looks_at_the_natural_images_once():
+def test_it_adds_noise_and_predicts_the_natural_images_once():
     model = network()
     x, y = images(model, 20)
     seen = []

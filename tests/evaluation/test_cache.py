@@ -28,8 +28,8 @@ def run(trained, store, **more):
 def climbs(monkeypatch):
     """How many batches were attacked."""
     calls = []
-    real = measuring.climb
-    monkeypatch.setattr(measuring, "climb", lambda *a, **k: calls.append(1) or real(*a, **k))
+    real = measuring.pgd_from
+    monkeypatch.setattr(measuring, "pgd_from", lambda *a, **k: calls.append(1) or real(*a, **k))
     return calls
 
 
@@ -47,7 +47,7 @@ def test_what_is_known_is_not_computed_again(trained, tmp_path, climbs):
 
 def test_an_interrupted_evaluation_continues_where_it_was(trained, tmp_path, monkeypatch):
     whole = run(trained, None)
-    real, calls = measuring.climb, []
+    real, calls = measuring.pgd_from, []
 
     def dies(*args, **kwargs):
         calls.append(1)
@@ -55,7 +55,7 @@ def test_an_interrupted_evaluation_continues_where_it_was(trained, tmp_path, mon
             raise KeyboardInterrupt
         return real(*args, **kwargs)
 
-    monkeypatch.setattr(measuring, "climb", dies)
+    monkeypatch.setattr(measuring, "pgd_from", dies)
     with pytest.raises(KeyboardInterrupt):
         run(trained, tmp_path)
     resumed = run(trained, tmp_path)

@@ -86,8 +86,8 @@ def test_protocols_of_different_radius_have_their_own_worst_case(trained):
 
 def test_shared_attacks_are_computed_once(trained, monkeypatch):
     count = []
-    real = measuring.climb
-    monkeypatch.setattr(measuring, "climb", lambda *a, **k: count.append(1) or real(*a, **k))
+    real = measuring.pgd_from
+    monkeypatch.setattr(measuring, "pgd_from", lambda *a, **k: count.append(1) or real(*a, **k))
     result = run(trained, [SMALL, replace(SMALL, name="again")])
     assert len(count) == len(SMALL.attacks)
     assert result["pgd5"] is result["pgd5@small"] is result["pgd5@again"]

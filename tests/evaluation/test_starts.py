@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from sparring.attacks import pgd
-from sparring.evaluation.starts import Starts, climb
+from sparring.evaluation.starts import Starts, pgd_from
 
 X = torch.rand(300, 1, 3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
@@ -17,7 +17,7 @@ def starts(kind="uniform", **changed):
 @pytest.mark.parametrize("loss", ["ce", "cw"])
 def test_takes_the_steps_of_pgd_bitwise(trained, loss):
     settings = {"eps": 0.1, "step_size": 0.03, "steps": 5, "loss": loss}
-    ours = climb(trained.model, trained.x, trained.y, trained.x.clone(), **settings)
+    ours = pgd_from(trained.model, trained.x, trained.y, start=trained.x.clone(), **settings)
     assert torch.equal(ours, pgd(trained.model, trained.x, trained.y, start=None, **settings))
 
 
@@ -32,10 +32,10 @@ def test_a_start_belongs_to_the_example(kind, batch):
     assert torch.equal(whole[some], starts(kind)(X[some], some))
 
 
-def test_starts_fill_the_ball_and_stay_inside():
-    begun = starts()(X, torch.arange(300))
-    assert begun.min() >= 0 and begun.max() <= 1
-    moved = (begun - X).abs()
+def test_starts_fill_the_ball_and_lie_inside_it():
+    drawn = starts()(X, torch.arange(300))
+    assert drawn.min() >= 0 and drawn.max() <= 1
+    moved = (drawn - X).abs()
     assert moved.max() <= 0.1 + 1e-12 and moved.max() > 0.099 and 0.04 < moved.mean() < 0.06
     assert torch.equal(starts(None)(X, torch.arange(300)), X)
 
@@ -47,10 +47,10 @@ def test_seed_and_purpose_change_the_start():
     assert not torch.equal(one, starts(purpose="pgd100")(X, rows))
 
 
-def test_a_gradient_that_is_no_number_moves_nothing():
+def test_a_gradient_that_is_nan_moves_nothing():
     class Broken(nn.Module):
         def forward(self, x):
             return torch.stack([x.sum((1, 2, 3)) * torch.nan, x.sum((1, 2, 3))], dim=1)
 
     y = torch.zeros(300, dtype=torch.int64)
-    assert torch.equal(climb(Broken(), X, y, X.clone(), eps=0.1, step_size=0.1, steps=2, loss="ce"), X)
+    assert torch.equal(pgd_from(Broken(), X, y, start=X.clone(), eps=0.1, step_size=0.1, steps=2, loss="ce"), X)

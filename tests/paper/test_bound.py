@@ -124,8 +124,10 @@ def test_every_part_of_autoattack_is_asked_in_turn(monkeypatch):
 def test_the_margin_loss_climbs_too(monkeypatch):
     """Where cross-entropy has no slope left, as behind a logit of a thousand, the margin still has."""
     climbed = []
-    really = bound.climb
-    monkeypatch.setattr(bound, "climb", lambda *a, loss, **more: climbed.append(loss) or really(*a, loss=loss, **more))
+    really = bound.pgd_from
+    monkeypatch.setattr(
+        bound, "pgd_from", lambda *a, loss, **more: climbed.append(loss) or really(*a, loss=loss, **more)
+    )
     x, y = images()
     estimate(linear(), x, y, **NUMBERS)
     assert climbed == ["ce", "cw"]

@@ -1,4 +1,4 @@
-"""A walk is what the attacks do, step by step; a friendly one leaves it where it says."""
+"""An attack path is what the attacks do, step by step; the friendly attack leaves it where it stops."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from sparring.attacks import friendly_pgd, pgd
-from sparring.report.attack_path import choose, walk
+from sparring.report.attack_path import attack_path, choose
 
 SETTING = {"eps": 0.3, "step_size": 0.05, "steps": 8}
 
@@ -28,7 +28,7 @@ def batch(model):
 @pytest.mark.parametrize("tau", [0, 1, 3, 8])
 def test_frames_are_the_attacks_iterates(model, batch, tau):
     x, y = batch[0][:4], batch[1][:4]
-    for i, found in enumerate(walk(model, x, y, tau=tau, **SETTING)):
+    for i, found in enumerate(attack_path(model, x, y, tau=tau, **SETTING)):
         one, label = x[i : i + 1], y[i : i + 1]
         assert found.steps == 8 and (found.eps, found.step_size) == (SETTING["eps"], SETTING["step_size"])
         assert [frame.step for frame in found.frames] == list(range(9))
@@ -43,10 +43,23 @@ def test_frames_are_the_attacks_iterates(model, batch, tau):
         assert len(found.friendly) == found.stopped_at + 1
 
 
-def test_says_what_the_model_says(model, batch):
+def test_a_path_of_k_steps_costs_k_gradients(model, batch):
+    x, y = batch[0][:3], batch[1][:3]
+    forwards, backwards = [], []
+    hooks = [
+        model.register_forward_pre_hook(lambda *_: forwards.append(1)),
+        model.register_full_backward_hook(lambda *_: backwards.append(1)),
+    ]
+    attack_path(model, x, y, tau=1, **SETTING)
+    for hook in hooks:
+        hook.remove()
+    assert (len(forwards), len(backwards)) == (3 * 9, 3 * 8)
+
+
+def test_frames_report_what_the_model_predicts(model, batch):
     x, y = batch[0][:3], batch[1][:3]
     names = ["ant", "bee", "cat", "dog", "emu"]
-    for i, found in enumerate(walk(model, x, y, tau=0, classes=names, **SETTING)):
+    for i, found in enumerate(attack_path(model, x, y, tau=0, classes=names, **SETTING)):
         assert found.label == names[y[i]]
         for frame in found.frames:
             with torch.no_grad():
@@ -59,25 +72,25 @@ def test_says_what_the_model_says(model, batch):
 def test_with_tau_0_the_stop_is_the_crossing(model, batch):
     x, y = batch
     chosen = choose(model, x, y, **SETTING)
-    for found in walk(model, x[chosen], y[chosen], tau=0, **SETTING):
+    for found in attack_path(model, x[chosen], y[chosen], tau=0, **SETTING):
         assert found.crossed_at == found.stopped_at
         assert 0 < found.stopped_at < found.steps
 
 
 def test_an_image_wrong_from_the_start_stays_there(model, batch):
     x, y = batch[0][:1], (batch[1][:1] + 1) % 5
-    (found,) = walk(model, x, y, tau=0, **SETTING)
+    (found,) = attack_path(model, x, y, tau=0, **SETTING)
     assert found.crossed_at == 0 and found.stopped_at == 0 and len(found.friendly) == 1
 
 
 def test_colour_images_are_channels_last():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Flatten(), nn.Linear(3 * 6 * 5, 3))
-    (found,) = walk(net, torch.rand(1, 3, 6, 5), torch.tensor([0]), eps=0.1, step_size=0.02, steps=2, tau=0)
+    (found,) = attack_path(net, torch.rand(1, 3, 6, 5), torch.tensor([0]), eps=0.1, step_size=0.02, steps=2, tau=0)
     assert found.frames[0].image.shape == (6, 5, 3)
 
 
-def test_choose_takes_telling_images_of_different_classes(model, batch):
+def test_choose_takes_instructive_images_of_different_classes(model, batch):
     x, y = batch
     chosen = choose(model, x, y, count=3, **SETTING)
     taken = friendly_pgd(model, x, y, tau=0, **SETTING).backprops
@@ -100,7 +113,7 @@ def test_leaves_the_model_as_it_was(model, batch):
     model.train()
     try:
         before = [value.clone() for value in model.state_dict().values()]
-        walk(model, x, y, tau=0, **SETTING)
+        attack_path(model, x, y, tau=0, **SETTING)
         choose(model, x, y, **SETTING)
         assert model.training and all(parameter.grad is None for parameter in model.parameters())
         assert all(torch.equal(a, b) for a, b in zip(before, model.state_dict().values(), strict=True))

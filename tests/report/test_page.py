@@ -14,7 +14,7 @@ from markupsafe import Markup
 from PIL import Image
 
 from sparring.errors import UserError
-from sparring.report import Frame, Method, Walk, charts, write_page
+from sparring.report import AttackPath, Frame, Method, charts, write_page
 from sparring.report.page import (
     Drawing,
     Exhibit,
@@ -92,7 +92,7 @@ def make_walk(tau=1, crossed=3, stopped=4, steps=10):
         Frame(k, rng.random((8, 8), dtype=np.float32), "3" if k < crossed else "8", k < crossed, 0.955 - 0.09 * k)
         for k in range(steps + 1)
     )
-    return Walk("3", tau, frames, stopped, 8 / 255, 0.003)
+    return AttackPath("3", tau, frames, stopped, 8 / 255, 0.003)
 
 
 def write(folder, **changes):
@@ -258,7 +258,7 @@ def test_any_text_is_text(tmp_path):
     evil = '<script>alert("1")</script>\'&'
     methods = [Method(evil, evil, {evil: 0.5, "Natural": 0.4, "PGD-20": 0.3}, 1.0, 1.0, history(0.5)) for _ in range(2)]
     frames = tuple(Frame(k, np.zeros((2, 2), np.float32), evil, True, 0.5) for k in range(3))
-    strange = Walk(evil, 0, frames, 2, 0.3, 0.03)
+    strange = AttackPath(evil, 0, frames, 2, 0.3, 0.03)
     page = write(
         tmp_path,
         title=evil,

@@ -1,9 +1,10 @@
-"""AutoAttack by its authors (the package pyautoattack), one part at a time on the examples that still stand.
+"""AutoAttack by its authors (the package pyautoattack), one part at a time.
 
-The package decides how each part searches; this adapter gives it examples, keeps its seeding and its `.float()` away
-from the caller, and says which examples it claims to have broken. Whether they are is judged elsewhere. Two deviations,
-where the package would crash: no more target classes than there are wrong ones, and without four classes (the targeted
-DLR loss reads four logits) untargeted APGD-DLR, or with two classes nothing, in the place of targeted APGD.
+The package decides how each part searches; this adapter passes it examples, keeps its seeding and its `.float()` away
+from the caller, and returns which examples it claims to have broken. `evaluation` judges the claims. Two deviations,
+where the package would crash: no more target classes than there are wrong ones, and with fewer than four classes (the
+targeted DLR loss reads four logits) untargeted APGD-DLR, or with two classes nothing, in place of targeted APGD. The
+package is imported when it is first used.
 """
 
 from __future__ import annotations
@@ -15,12 +16,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from pyautoattack import AutoAttack
 from torch import Tensor
 
 from sparring.attacks import ball
 from sparring.attacks.checks import Model, check_batch, check_radius
-from sparring.errors import unknown
+from sparring.errors import UserError, unknown
 
 Version = Literal["standard", "rand"]
 PARTS = ("apgd-ce", "apgd-t", "apgd-dlr", "fab-t", "square")
@@ -29,10 +29,10 @@ _MOST_TARGETS = 9  # of the standard version
 
 @dataclass(frozen=True)
 class Claim:
-    """What a part of AutoAttack gives back."""
+    """What a part of AutoAttack claims to have found."""
 
     x_adv: Tensor  # inside the ball and [0, 1]; the image itself where nothing was found
-    claimed: Tensor  # bool: the package says that the model it was given is wrong there
+    claimed: Tensor  # bool: the package reports that the model it was given is wrong there
 
 
 def parts(version: Version, *, classes: int) -> tuple[str, ...]:
@@ -45,7 +45,7 @@ def parts(version: Version, *, classes: int) -> tuple[str, ...]:
 
 @torch.no_grad()
 def is_stochastic(model: Model, x: Tensor) -> bool:
-    """Whether two looks at the same images differ by more than the order of additions explains."""
+    """Whether two forward passes of the same images differ by more than the order of additions explains."""
     with torch.random.fork_rng(devices=_cuda(x)):
         first, second = model(x), model(x)
     scale = float(first.abs().max().clamp(min=1.0))
@@ -55,9 +55,9 @@ def is_stochastic(model: Model, x: Tensor) -> bool:
 def attack_part(
     part: str, model: Model, x: Tensor, y: Tensor, *, eps: float, version: Version = "standard", seed: int = 0
 ) -> Claim:
-    """One part of AutoAttack on these examples.
+    """Run one part of AutoAttack on these examples.
 
-    The package skips examples that the model gets wrong from the start. It seeds itself afresh for every call, so its
+    The package skips examples that the model gets wrong from the start. It seeds itself anew for every call, so its
     draws depend on how examples are batched.
     """
     if part not in PARTS:
@@ -72,13 +72,21 @@ def attack_part(
         return model(images.to(x.dtype)).float().clone()
 
     images = x.detach().float()
-    with torch.no_grad(), torch.random.fork_rng(devices=_cuda(x)), _hushed():
+    with torch.no_grad(), torch.random.fork_rng(devices=_cuda(x)), _silenced():
         classes = model(x[:1]).shape[1]
-        suite = AutoAttack(logits, eps=eps, device=x.device, version=version, seed=seed)
+        suite = _suite()(logits, eps=eps, device=x.device, version=version, seed=seed)
         found = _perturb(suite, part, images, y, targets=min(_MOST_TARGETS, classes - 1))
     claimed = (found != images).flatten(1).any(dim=1)
     x_adv = torch.where(claimed.view(-1, *[1] * (x.ndim - 1)), ball.project(found.to(x.dtype), x, eps), x)
     return Claim(x_adv.detach(), claimed)
+
+
+def _suite() -> Any:
+    try:
+        from pyautoattack import AutoAttack
+    except ImportError:
+        raise UserError("AutoAttack needs the package pyautoattack. Run: pip install pyautoattack.") from None
+    return AutoAttack
 
 
 def _perturb(suite: Any, part: str, x: Tensor, y: Tensor, *, targets: int) -> Tensor:
@@ -104,8 +112,8 @@ def _cuda(x: Tensor) -> list[torch.device]:
 
 
 @contextmanager
-def _hushed() -> Iterator[None]:
-    """The package's log is the concern of `evaluation.doubt`, which looks for the same flaws."""
+def _silenced() -> Iterator[None]:
+    """Silence the package's log: `evaluation.sanity` checks for the same flaws."""
     logger = logging.getLogger("auto-attack")
     level = logger.level
     logger.setLevel(logging.CRITICAL)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 Start = Literal["uniform", "normal"] | None
-START_SIGMA = 0.001  # standard deviation of the "normal" start, in pixels of [0, 1] (TRADES, MART)
+START_SIGMA = 0.001  # standard deviation of the "normal" start, in [0, 1] pixels (TRADES, MART)
 
 
 def project(x_adv: Tensor, x: Tensor, eps: float) -> Tensor:
@@ -20,7 +20,7 @@ def project(x_adv: Tensor, x: Tensor, eps: float) -> Tensor:
 
 
 def draw_uniform(like: Tensor, generator: torch.Generator) -> Tensor:
-    """Uniform numbers in [-1, 1), drawn on the generator's device so that one seed means one result."""
+    """Uniform numbers in [-1, 1), drawn on the generator's device: the same for every device of `like`."""
     drawn = torch.rand(like.shape, generator=generator, device=generator.device, dtype=like.dtype)
     return drawn.mul_(2.0).sub_(1.0).to(like.device)
 
@@ -32,14 +32,14 @@ def draw_normal(like: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def random_start(x: Tensor, *, eps: float, start: Start, generator: torch.Generator, inside: bool = True) -> Tensor:
-    """Where an attack begins: `x` itself, a uniform point of the ball, or `x` plus a little normal noise.
+    """The point an attack starts from: `x` itself, a uniform point of the ball, or `x` plus a little normal noise.
 
-    With `inside=False` (an attack without projection) the point is held to [0, 1] only.
+    With `inside=False` (an attack without projection) the point is clamped to [0, 1] only.
     """
     if start is None:
         return x.clone()
     if start == "uniform":
-        begun = x + eps * draw_uniform(x, generator)
+        point = x + eps * draw_uniform(x, generator)
     else:
-        begun = x + START_SIGMA * draw_normal(x, generator)
-    return project(begun, x, eps) if inside else begun.clamp(0.0, 1.0)
+        point = x + START_SIGMA * draw_normal(x, generator)
+    return project(point, x, eps) if inside else point.clamp(0.0, 1.0)

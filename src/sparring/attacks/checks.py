@@ -1,31 +1,24 @@
-"""What every attack shares: checked input, a quiet model, an inner loss, the gradient of the input.
-
-Errors are raised before any gradient is computed and end in the fix. Nothing here decides where an attack walks.
-"""
+"""Checks of what a caller hands to an attack. Errors come before any gradient is computed and end in the fix."""
 
 from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Literal
+from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from sparring.attacks import losses
 from sparring.errors import UserError, unknown
 
-PerExampleLoss = Callable[[Tensor, Tensor], Tensor]  # (logits, y) -> one loss per example
-Loss = Literal["ce", "kl", "cw"] | PerExampleLoss
-Model = Callable[[Tensor], Tensor]
+STARTS = ("uniform", "normal")
+Model = Callable[[Tensor], Tensor]  # pixels in [0, 1] -> logits of shape (B, classes)
 
 
 def check_settings(
-    *, eps: float, step_size: float, steps: int, loss: Loss, start: str | None, tau: int = 0, noise: float = 0.0
+    *, eps: float, step_size: float, steps: int, loss: object, start: object = None, tau: int = 0, noise: float = 0.0
 ) -> None:
-    """Refuse impossible settings."""
+    """Refuse impossible settings; `start` by name only (`check_start` also takes a tensor)."""
     check_radius("eps", eps)
     check_radius("step_size", step_size)
     if not isinstance(steps, numbers.Integral) or steps < 1:
@@ -34,7 +27,7 @@ def check_settings(
         raise UserError(f"tau must be a whole number of at least 0, got {tau!r}. tau >= steps is plain PGD.")
     if not math.isfinite(noise) or noise < 0:
         raise UserError(f"noise must be finite and at least 0, got {noise!r}.")
-    if start not in (None, "uniform", "normal"):
+    if start is not None and start not in STARTS:
         raise UserError(f"start must be None, 'uniform' or 'normal', got {start!r}.")
     if not callable(loss) and loss not in ("ce", "kl", "cw"):
         raise unknown("loss", str(loss), ("ce", "kl", "cw"))
@@ -49,7 +42,7 @@ def check_radius(name: str, value: float) -> None:
 
 
 def check_batch(x: Tensor, y: Tensor) -> None:
-    """Refuse images or labels that no model could have been meant to see."""
+    """Refuse images outside [0, 1] and labels that are not one class number per image."""
     if not isinstance(x, Tensor) or not x.is_floating_point():
         kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
         raise UserError(f"x must be a floating-point tensor in [0, 1], got {kind}. For uint8 images: x.float() / 255.")
@@ -64,14 +57,35 @@ def check_batch(x: Tensor, y: Tensor) -> None:
         raise UserError(f"x is on {x.device}, y on {y.device}. Move one: y.to(x.device).")
     if x.numel() == 0:
         return
-    low, high = (bound.item() for bound in torch.aminmax(x))  # NaN survives aminmax and fails the comparison
-    if not (low >= 0 and high <= 1):
-        raise UserError(
-            f"pixels must be finite and lie in [0, 1], found values from {low:g} to {high:g}. "
-            "Divide by 255, and put normalisation into the model (sparring.models.Normalize)."
-        )
+    _check_pixels("pixels", x, "Divide by 255, and put normalisation into the model (sparring.models.Normalize).")
     if y.min().item() < 0:
         raise UserError(f"labels count from 0, found {int(y.min())}.")
+
+
+def check_start(start: object, x: Tensor, *, eps: float | None) -> None:
+    """Refuse a start that is neither a known name nor one point per image of `x`, in [0, 1] and in its eps-ball.
+
+    A point may lie beyond the ball by rounding. Without `eps` (an attack without projection) the ball is not checked.
+    """
+    if not isinstance(start, Tensor):
+        if start is not None and start not in STARTS:
+            raise UserError(f"start must be None, 'uniform' or 'normal', or a tensor of points, got {start!r}.")
+        return
+    if start.shape != x.shape:
+        raise UserError(f"start must have the shape of x, {tuple(x.shape)}, got {tuple(start.shape)}.")
+    if start.dtype != x.dtype or start.device != x.device:
+        raise UserError(
+            f"start must be {x.dtype} on {x.device} as x is, got {start.dtype} on {start.device}. Write start.to(x)."
+        )
+    if x.numel() == 0:
+        return
+    _check_pixels("start", start, "Write start.clamp(0, 1).")
+    far = (start.detach() - x.detach()).abs().max().item()
+    if eps is not None and far > eps + 4 * torch.finfo(x.dtype).eps:
+        raise UserError(
+            f"start must lie in the eps-ball around x: eps is {eps:g}, found a distance of {far:g}. "
+            "Write x + (start - x).clamp(-eps, eps)."
+        )
 
 
 def check_logits(logits: Tensor, x: Tensor, y: Tensor) -> None:
@@ -83,64 +97,22 @@ def check_logits(logits: Tensor, x: Tensor, y: Tensor) -> None:
         raise UserError(f"the model has {logits.shape[1]} classes, found label {int(y.max())}.")
 
 
-@contextmanager
-def quiet(model: Model) -> Iterator[None]:
-    """Eval mode, with gradients on, for the time of an attack; then every submodule's own mode again.
+def checked(model: Model, y: Tensor) -> Model:
+    """`model`, whose first output is checked to be logits for the labels `y`."""
+    unchecked = True
 
-    Eval mode makes batch-norm use its running statistics, so that examples do not see one another.
-    """
-    modes = {module: module.training for module in model.modules()} if isinstance(model, nn.Module) else {}
-    try:
-        for module in modes:
-            module.training = False
-        with torch.inference_mode(False), torch.enable_grad():
-            yield
-    finally:
-        for module, training in modes.items():
-            module.training = training
+    def predict(x: Tensor) -> Tensor:
+        nonlocal unchecked
+        logits = model(x)
+        if unchecked:
+            check_logits(logits, x, y)
+            unchecked = False
+        return logits
+
+    return predict
 
 
-def fresh_generator(x: Tensor) -> torch.Generator:
-    """A generator seeded by the operating system: the global random state is neither read nor moved."""
-    generator = torch.Generator(device=x.device)
-    generator.seed()
-    return generator
-
-
-class InnerLoss:
-    """The loss an attack climbs. "kl" remembers the clean prediction, computed once."""
-
-    def __init__(self, loss: Loss, model: Model, x: Tensor) -> None:
-        self.loss = loss
-        self.natural: Tensor | None = None
-        if loss == "kl":
-            with torch.no_grad():
-                self.natural = model(x)
-
-    def keep(self, rows: Tensor) -> None:
-        """Forget every example but these."""
-        if self.natural is not None:
-            self.natural = self.natural[rows]
-
-    def __call__(self, logits: Tensor, y: Tensor, rows: Tensor | None = None) -> Tensor:
-        """Losses of shape (B,); `rows` says which remembered examples these are, where not all."""
-        if self.natural is not None:
-            return losses.kl(self.natural if rows is None else self.natural[rows], logits)
-        if self.loss == "ce":
-            return losses.cross_entropy(logits, y)
-        if self.loss == "cw":
-            return losses.margin(logits, y)
-        assert callable(self.loss)
-        values = self.loss(logits, y)
-        if not isinstance(values, Tensor) or values.shape != y.shape:
-            found = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
-            raise UserError(f"the loss must give one value per example, shape {tuple(y.shape)}, got {found}.")
-        return values
-
-
-def input_gradient(losses_: Tensor, point: Tensor) -> Tensor:
-    """The gradient of each example's loss at its own point. No parameter's .grad is touched."""
-    if not losses_.requires_grad:
-        raise UserError("the loss does not depend on the image by a differentiable path: no gradient to follow.")
-    (gradient,) = torch.autograd.grad(losses_.sum(), point)
-    return gradient
+def _check_pixels(name: str, x: Tensor, fix: str) -> None:
+    low, high = (bound.item() for bound in torch.aminmax(x))  # NaN survives aminmax and fails the comparison
+    if not (low >= 0 and high <= 1):
+        raise UserError(f"{name} must be finite and lie in [0, 1], found values from {low:g} to {high:g}. {fix}")

@@ -1,38 +1,35 @@
-"""Early-stopped PGD: PGD-K-tau (paper Algorithm 1), batched over a set of examples that really shrinks.
+"""PGD-K-tau (paper Algorithm 1), batched over a set of active examples that really shrinks.
 
 Per example: predict at the current point; wrong with no tau left: stop there and take no step; wrong with tau left:
-spend one and step; right: step. Nothing is checked after step K. So tau >= K is plain PGD-K, and an example that is
-wrong at its start stays there. An example that has stopped is not computed again, which is where the time goes:
-on 2 CPU cores a batch that needs b of K steps takes about (b + 1) / K of plain PGD (benchmarks/bench_attack.py).
+spend one and step; right: step. Nothing is checked after step K. So tau >= K is plain PGD-K, bit for bit, and an
+example that is wrong at its start stays there. An example that has stopped is not computed again, which saves time: on
+2 CPU cores a batch that needs b of K steps takes about (b + 1) / K of plain PGD (benchmarks/bench_attack.py).
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from sparring.attacks import ball
-from sparring.attacks.checks import (
-    InnerLoss,
-    Loss,
-    Model,
-    check_batch,
-    check_logits,
-    check_settings,
-    fresh_generator,
-    input_gradient,
-    quiet,
-)
+from sparring.attacks.checks import Model, check_batch, check_settings, check_start, checked
+from sparring.attacks.eval_mode import eval_mode, fresh_generator
+from sparring.attacks.losses import InnerLoss, Loss
+from sparring.attacks.pgd import Found, Iterate, first_point, pgd_loop
 
 
-@dataclass(frozen=True)
-class Found:
-    """What a search found."""
+class TauLeft:
+    """The stop rule of PGD-K-tau: a wrong prediction spends one of tau, and stops the example that has none left."""
 
-    x_adv: Tensor  # order, shape, dtype and device of x
-    backprops: Tensor  # int64, one per example: the steps it took
+    def __init__(self, tau: int, y: Tensor) -> None:
+        self.left = torch.full_like(y, int(tau))
+
+    def __call__(self, at: Iterate) -> Tensor:
+        """Whether each active example stops here."""
+        wrong = at.logits.argmax(dim=1) != at.y
+        stops = wrong & (self.left[at.rows] == 0)
+        self.left[at.rows] -= wrong.long()
+        return stops
 
 
 def friendly_pgd(
@@ -45,12 +42,12 @@ def friendly_pgd(
     steps: int = 10,
     tau: int = 0,
     loss: Loss = "ce",
-    start: ball.Start = None,
+    start: ball.Start | Tensor = None,
     noise: float = 0.0,
     project: bool = True,
     generator: torch.Generator | None = None,
 ) -> Found:
-    """Friendly adversarial data: each attack stops as soon as it has fooled the model for `tau` + 1 checks.
+    """Friendly adversarial data: each attack stops once it has met `tau` + 1 points where the model is wrong.
 
     Args:
         model: maps pixels in [0, 1] to logits; run in eval mode, so examples are independent of one another.
@@ -59,47 +56,31 @@ def friendly_pgd(
         steps: the most steps an example takes (K).
         tau: steps still taken from points where the model is already wrong; they need not be consecutive.
         loss: "ce", "kl" (to the clean prediction), "cw" (margin), or (logits, y) -> one loss per example.
-        start: None, "uniform" in the ball, or "normal" (0.001 sigma). "kl" needs one or noise: it is flat at the image.
+        start: None (the image itself), "uniform" in the ball, "normal" (sigma 0.001), or a tensor of points in the
+            ball, one per image. "kl" needs one of them or noise: at the image itself its gradient is 0.
         noise: sigma of normal noise added at every step (authors' code: 0.001; not in the paper).
         project: whether a step is put back into the eps-ball (paper Appendix B searches without); [0, 1] always holds.
         generator: for randomness that can be repeated; without it the operating system seeds a fresh one.
     """
-    check_settings(eps=eps, step_size=step_size, steps=steps, loss=loss, start=start, tau=tau, noise=noise)
+    check_settings(eps=eps, step_size=step_size, steps=steps, loss=loss, tau=tau, noise=noise)
     check_batch(x, y)
+    check_start(start, x, eps=eps if project else None)
     if len(x) == 0:
         return Found(x.clone(), torch.zeros_like(y))
-    generator = generator or fresh_generator(x)
-    with quiet(model):
+    draws = generator or fresh_generator(x)
+    with eval_mode(model):
         x, y = x.detach().clone(), y.clone()  # plain tensors, also where the caller is in inference mode
-        x_adv = ball.random_start(x, eps=eps, start=start, generator=generator, inside=project)
-        inner = InnerLoss(loss, model, x)
-        # The active examples, compact and in the caller's order: row i of each belongs to example rows[i].
-        rows = torch.arange(len(x), device=x.device)
-        here, natural, label = x_adv, x, y
-        tau_left, backprops = torch.full_like(rows, int(tau)), torch.zeros_like(rows)
-        for step in range(steps):
-            # Drawn for the whole batch, so that an example's noise does not depend on when the others stop.
-            kicks = noise * ball.draw_normal(x, generator) if noise else None
-            point = here.detach().requires_grad_()
-            logits = model(point)
-            if step == 0:
-                check_logits(logits, x, y)
-            wrong = logits.detach().argmax(dim=1) != label
-            going = torch.nonzero(~(wrong & (tau_left == 0)))[:, 0]
-            if len(going) == 0:
-                break
-            if len(going) == len(rows):
-                gradient = input_gradient(inner(logits, label), point)
-            else:  # one forward serves the check and the gradient; those that stop here waste theirs, once
-                gradient = input_gradient(inner(logits[going], label[going], going), point)[going]
-                rows, here, natural, label = rows[going], here[going], natural[going], label[going]
-                tau_left, wrong = tau_left[going], wrong[going]
-                inner.keep(going)
-            tau_left = tau_left - wrong.long()
-            here = here + step_size * gradient.sign()
-            if kicks is not None:
-                here = here + kicks[rows]
-            here = ball.project(here, natural, eps) if project else here.clamp(0.0, 1.0)
-            backprops[rows] += 1
-            x_adv[rows] = here
-        return Found(x_adv.detach(), backprops)
+        model = checked(model, y)
+        return pgd_loop(
+            model,
+            x,
+            y,
+            start=first_point(x, eps=eps, start=start, generator=draws, project=project),
+            eps=eps,
+            step_size=step_size,
+            steps=steps,
+            loss=InnerLoss(loss, model, x),
+            stop=TauLeft(tau, y),
+            noise=(lambda: noise * ball.draw_normal(x, draws)) if noise else None,
+            project=project,
+        )

@@ -1,14 +1,23 @@
-"""The losses of the paper, one value per example, shaped like their equations.
+"""The losses of the paper, one value per example, shaped like their equations, and the loss of an attack.
 
-Every function maps logits of shape (B, C) to losses of shape (B,); the caller averages. Nothing here knows an attack, a
-schedule or a model.
+Every function maps logits of shape (B, C) to losses of shape (B,); the caller averages. Nothing here knows how an
+attack steps, or a schedule.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Literal
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from sparring.attacks.checks import Model
+from sparring.errors import UserError
+
+PerExampleLoss = Callable[[Tensor, Tensor], Tensor]  # (logits, y) -> one loss per example
+Loss = Literal["ce", "kl", "cw"] | PerExampleLoss
 
 
 def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
@@ -29,6 +38,11 @@ def margin(logits: Tensor, y: Tensor) -> Tensor:
     """
     z_y = logits.gather(1, y[:, None])[:, 0]
     return best_wrong(logits, y) - z_y
+
+
+def probability_margin(logits: Tensor, y: Tensor) -> Tensor:
+    """max_{k != y} p_k - p_y, in [-1, 1]: above 0 where the model is wrong."""
+    return margin(logits.softmax(dim=1), y)
 
 
 def best_wrong(scores: Tensor, y: Tensor) -> Tensor:
@@ -57,3 +71,29 @@ def mart_weighted_kl(logits_nat: Tensor, logits_adv: Tensor, y: Tensor) -> Tenso
     divergence = (p_nat * (log_nat - torch.log(p_adv + 1e-12))).sum(dim=1)
     p_y = p_nat.gather(1, y[:, None])[:, 0]
     return divergence * (1.0000001 - p_y)
+
+
+class InnerLoss:
+    """The loss that an attack maximises. "kl" stores the clean logits of the whole batch, computed once."""
+
+    def __init__(self, loss: Loss, model: Model, x: Tensor) -> None:
+        self.loss = loss
+        self.natural: Tensor | None = None
+        if loss == "kl":
+            with torch.no_grad():
+                self.natural = model(x)
+
+    def __call__(self, logits: Tensor, y: Tensor, rows: Tensor) -> Tensor:
+        """Losses of shape (B,) of the examples number `rows` of the batch."""
+        if self.natural is not None:
+            return kl(self.natural[rows], logits)
+        if self.loss == "ce":
+            return cross_entropy(logits, y)
+        if self.loss == "cw":
+            return margin(logits, y)
+        assert callable(self.loss)
+        values = self.loss(logits, y)
+        if not isinstance(values, Tensor) or values.shape != y.shape:
+            found = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+            raise UserError(f"the loss must give one value per example, shape {tuple(y.shape)}, got {found}.")
+        return values

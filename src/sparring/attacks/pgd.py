@@ -1,25 +1,156 @@
-"""Projected gradient descent (paper Eq. 5): K signed steps uphill, each put back into the eps-ball and [0, 1].
+"""Projected gradient descent (paper Eq. 5), and the one loop that every gradient attack of the package is a call of.
 
-Runs the model in eval mode. `attacks.friendly` stops early; with tau >= K it gives bitwise what this gives.
+    x_adv <- project(x_adv + step_size * direction(gradient) + noise)
+
+The loop knows no attack by name. What differs between attacks are its arguments: a start, a loss, a stop rule, the
+direction of a step, and a hook that sees every iterate. A rule, a hook or a loss with a state of its own keeps it for
+the whole batch and reads it at `rows`, the numbers of the examples that are still active.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from sparring.attacks import ball
-from sparring.attacks.checks import (
-    InnerLoss,
-    Loss,
-    Model,
-    check_batch,
-    check_logits,
-    check_settings,
-    fresh_generator,
-    input_gradient,
-    quiet,
-)
+from sparring.attacks.checks import Model, check_batch, check_settings, check_start, checked
+from sparring.attacks.eval_mode import eval_mode, fresh_generator, input_gradient
+from sparring.attacks.losses import InnerLoss, Loss
+
+
+@dataclass(frozen=True)
+class Found:
+    """What an attack found."""
+
+    x_adv: Tensor  # order, shape, dtype and device of x
+    backprops: Tensor  # int64, one per example: the steps it took
+
+
+@dataclass(frozen=True, eq=False)
+class Iterate:
+    """The active examples at one point of the attack, in the caller's order."""
+
+    step: int  # steps taken to come here
+    rows: Tensor  # the examples' numbers in the batch
+    x: Tensor  # their natural images
+    y: Tensor
+    point: Tensor  # x_adv; gradients are taken with respect to it
+    output: Tensor  # of the model at `point`, with its graph
+    inner: InnerLoss
+
+    @property
+    def x_adv(self) -> Tensor:
+        """Where the examples are."""
+        return self.point.detach()
+
+    @property
+    def logits(self) -> Tensor:
+        """What the model predicts there."""
+        return self.output.detach()
+
+    @cached_property
+    def loss(self) -> Tensor:
+        """One loss per example."""
+        return self.inner(self.output, self.y, self.rows)
+
+    @cached_property
+    def gradient(self) -> Tensor:
+        """The gradient of each example's loss at its point; the backward pass runs when it is first read."""
+        return input_gradient(self.loss, self.point)
+
+
+StopRule = Callable[[Iterate], Tensor]  # bool, one per active example: whether it stops here and takes no step
+Hook = Callable[[Iterate], None]
+Direction = Callable[[Tensor, Tensor], Tensor]  # (gradient, rows) -> the step to take, before step_size scales it
+
+
+def sign(gradient: Tensor, _rows: Tensor) -> Tensor:
+    """The steepest ascent in the L-infinity norm."""
+    return gradient.sign()
+
+
+def pgd_loop(
+    model: Model,
+    x: Tensor,
+    y: Tensor,
+    *,
+    start: Tensor,
+    eps: float,
+    step_size: float,
+    steps: int | Tensor,
+    loss: InnerLoss,
+    stop: StopRule | None = None,
+    hook: Hook | None = None,
+    direction: Direction = sign,
+    noise: Callable[[], Tensor] | None = None,
+    project: bool = True,
+) -> Found:
+    """Take up to `steps` steps from `start`, on a set of active examples that shrinks as they stop.
+
+    Order of events at every step: predict; the hook sees the iterate; the stop rule decides who steps; the input
+    gradient; the step; the projection. One forward pass serves the rule and the gradient, so an example that stops
+    beside others that go on wastes one gradient. After the last step nothing is predicted, unless there is a hook.
+
+    The model runs as it is given: eval mode and checked arguments are the caller's part. Without a rule no step waits
+    for the device; with one, each step reads back how many examples go on.
+
+    Args:
+        steps: the most steps of an example; as an int64 tensor, one number (from 0) per example.
+        hook: called with every iterate, that of the examples still active after the last step too.
+        noise: draws what is added at a step, for the whole batch, so that an example's noise does not depend on when
+            others stop.
+        project: whether a step is put back into the eps-ball; [0, 1] always holds.
+    """
+    most, budget = (int(steps.max()), steps) if isinstance(steps, Tensor) else (steps, None)
+    x_adv, backprops = start.clone(), torch.zeros_like(y)
+    rows = torch.arange(len(x), device=x.device)
+    here, natural, label = start, x, y  # of the active examples: row i belongs to example rows[i]
+    for step in range(most if hook is None else most + 1):
+        kicks = noise() if noise is not None and step < most else None
+        if budget is not None:
+            rows, here, natural, label = _keep(torch.nonzero(budget[rows] > step)[:, 0], rows, here, natural, label)
+            if len(rows) == 0:
+                break
+        point = here.detach().requires_grad_(step < most)
+        with torch.set_grad_enabled(step < most):
+            at = Iterate(step, rows, natural, label, point, model(point), loss)
+        if hook is not None:
+            hook(at)
+            if step == most:
+                break
+        if stop is None:
+            gradient = at.gradient
+        else:
+            going = torch.nonzero(~stop(at))[:, 0]
+            if len(going) == 0:
+                break
+            gradient = at.gradient
+            if len(going) < len(rows):
+                rows, here, natural, label, gradient = _keep(going, rows, here, natural, label, gradient)
+        here = here + step_size * direction(gradient, rows)
+        if kicks is not None:
+            here = here + kicks[rows]
+        here = ball.project(here, natural, eps) if project else here.clamp(0.0, 1.0)
+        x_adv[rows] = here
+        backprops[rows] += 1
+    return Found(x_adv.detach(), backprops)
+
+
+def _keep(which: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+    return tuple(tensor[which] for tensor in tensors)
+
+
+def first_point(
+    x: Tensor, *, eps: float, start: ball.Start | Tensor, generator: torch.Generator, project: bool = True
+) -> Tensor:
+    """The point an attack starts from: the given tensor, or what `ball.random_start` draws."""
+    if not isinstance(start, Tensor):
+        return ball.random_start(x, eps=eps, start=start, generator=generator, inside=project)
+    return ball.project(start.detach(), x, eps) if project else start.detach().clone()
 
 
 def pgd(
@@ -31,33 +162,36 @@ def pgd(
     step_size: float = 2 / 255,
     steps: int = 20,
     loss: Loss = "ce",
-    start: ball.Start = "uniform",
+    start: ball.Start | Tensor = "uniform",
     generator: torch.Generator | None = None,
 ) -> Tensor:
     """The images after `steps` steps of PGD, in the order, shape, dtype and device of `x`.
 
     Args:
-        model: maps pixels in [0, 1] to logits; normalisation is a layer of it.
+        model: maps pixels in [0, 1] to logits; normalisation is a layer of it. Runs in eval mode.
         eps: radius of the ball, in [0, 1] pixels (8/255, not 8).
         step_size: length of one step, in [0, 1] pixels.
-        steps: how many steps (K).
+        steps: the number of steps (K).
         loss: "ce", "kl" (to the clean prediction), "cw" (margin), or (logits, y) -> one loss per example.
-        start: None, "uniform" in the ball, or "normal" (0.001 sigma).
+        start: None (the image itself), "uniform" in the ball, "normal" (sigma 0.001), or a tensor of points in the
+            ball, one per image.
         generator: for a start that can be repeated; without it the operating system seeds a fresh one.
     """
-    check_settings(eps=eps, step_size=step_size, steps=steps, loss=loss, start=start)
+    check_settings(eps=eps, step_size=step_size, steps=steps, loss=loss)
     check_batch(x, y)
+    check_start(start, x, eps=eps)
     if len(x) == 0:
         return x.clone()
-    with quiet(model):
+    with eval_mode(model):
         x, y = x.detach().clone(), y.clone()  # plain tensors, also where the caller is in inference mode
-        x_adv = ball.random_start(x, eps=eps, start=start, generator=generator or fresh_generator(x))
-        inner = InnerLoss(loss, model, x)
-        for step in range(steps):
-            point = x_adv.detach().requires_grad_()
-            logits = model(point)
-            if step == 0:
-                check_logits(logits, x, y)
-            gradient = input_gradient(inner(logits, y), point)
-            x_adv = ball.project(x_adv + step_size * gradient.sign(), x, eps)
-        return x_adv.detach()
+        model = checked(model, y)
+        return pgd_loop(
+            model,
+            x,
+            y,
+            start=first_point(x, eps=eps, start=start, generator=generator or fresh_generator(x)),
+            eps=eps,
+            step_size=step_size,
+            steps=steps,
+            loss=InnerLoss(loss, model, x),
+        ).x_adv

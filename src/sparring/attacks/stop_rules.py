@@ -1,30 +1,22 @@
-"""PGD that each example leaves by a rule of its own, batched over a set of examples that really shrinks.
+"""PGD that each example leaves by its own rule: FOSC (DAT), a probability margin (ATES), a number of steps (CAT).
 
-Order of events, per example: no step left: stop; the gradient at the current point; the rule, asked there, says so:
-stop and take no step; else step. Nothing is asked after the last step. The rule may look at the gradient (FOSC), so an
-example that it stops has paid for one gradient more than it took steps. `attacks.fosc` and `attacks.margin` are rules;
-no rule, and a count of steps for each example, is the mixed batch of curriculum training. The loss is always CE.
+Order of events, per example: no step left: stop; predict at the current point; the rule decides: stop and take no step;
+else step. Nothing is checked after the last step. The loss is always the cross-entropy.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from sparring.attacks import ball
-from sparring.attacks.checks import (
-    Model,
-    check_batch,
-    check_logits,
-    check_settings,
-    fresh_generator,
-    input_gradient,
-    quiet,
-)
-from sparring.attacks.friendly import Found
-from sparring.attacks.losses import cross_entropy
+from sparring.attacks.checks import Model, check_batch, check_settings, checked
+from sparring.attacks.eval_mode import eval_mode, fresh_generator
+from sparring.attacks.losses import InnerLoss, probability_margin
+from sparring.attacks.pgd import Found, Iterate, StopRule, pgd_loop
 from sparring.errors import UserError
 
 # (logits, y, gradient, x_adv - x), all of the active examples -> bool, one per example: whether it stops here
@@ -43,54 +35,133 @@ def pgd_until(
     start: ball.Start = "uniform",
     generator: torch.Generator | None = None,
 ) -> Found:
-    """The images after PGD that each example leaves when `stop` says so.
+    """PGD that each example leaves when `stop` returns True for it.
 
     Args:
-        steps: the most steps an example takes; as an int64 tensor, one number (from 0) per example.
-        stop: asked at every point before a step from it; None never stops.
+        steps: the most steps an example takes; as an int64 tensor, one number (from 0) per example. An example without
+            a step is returned as it is, without a random start.
+        stop: called at every point before a step from it, with the gradient there; None never stops.
     """
+    rule = None if stop is None else _rule(stop)
+    return _until(model, x, y, eps=eps, step_size=step_size, steps=steps, stop=rule, start=start, generator=generator)
+
+
+def fosc_pgd(
+    model: Model,
+    x: Tensor,
+    y: Tensor,
+    *,
+    eps: float,
+    step_size: float,
+    steps: int,
+    criterion: float,
+    start: ball.Start = "uniform",
+    generator: torch.Generator | None = None,
+) -> Found:
+    """Adversarial data of a given strength (DAT): each attack stops at the first point where FOSC <= `criterion`.
+
+    The rule needs the gradient, so an example that it stops has paid for one gradient more than it took steps. A large
+    criterion leaves the start; 0 is plain PGD but for examples in a corner that the next step would not leave either.
+
+    Args:
+        criterion: c_t, at least 0; DAT lowers it from 0.5 to 0 over training.
+    """
+    if not math.isfinite(criterion) or criterion < 0:
+        raise UserError(f"criterion must be finite and at least 0, got {criterion!r}. DAT begins at 0.5.")
+
+    def stationary(at: Iterate) -> Tensor:
+        return fosc(at.gradient, at.x_adv - at.x, eps) <= criterion
+
+    return _until(
+        model, x, y, eps=eps, step_size=step_size, steps=steps, stop=stationary, start=start, generator=generator
+    )
+
+
+def margin_pgd(
+    model: Model,
+    x: Tensor,
+    y: Tensor,
+    *,
+    eps: float,
+    step_size: float,
+    steps: int,
+    margin: float,
+    start: ball.Start = "uniform",
+    generator: torch.Generator | None = None,
+) -> Found:
+    """Adversarial training with early stopping (ATES): each attack stops where the model is wrong by over `margin`.
+
+    margin(x_adv) = max_{k != y} p_k - p_y. At 0 this is PGD-K-0 (`friendly_pgd`, tau = 0; ties apart), at 1 PGD-K.
+
+    Args:
+        margin: lambda, in [-1, 1].
+    """
+    if not -1 <= margin <= 1:
+        raise UserError(f"margin must lie in [-1, 1], got {margin!r}. 0 stops where the model is first wrong.")
+
+    def wrong_enough(at: Iterate) -> Tensor:
+        return probability_margin(at.logits, at.y) > margin
+
+    return _until(
+        model, x, y, eps=eps, step_size=step_size, steps=steps, stop=wrong_enough, start=start, generator=generator
+    )
+
+
+def fosc(gradient: Tensor, shift: Tensor, eps: float) -> Tensor:
+    """The first-order stationary condition eps * ||g||_1 - <x_adv - x, g>, one per example; `shift` is x_adv - x.
+
+    It is how much the loss (in nats) could still grow inside the ball if it were linear: never negative there, and 0 in
+    the corner that the gradient points to. The pixel range [0, 1] does not enter it, as published.
+    """
+    g = gradient.flatten(1)
+    return eps * g.abs().sum(dim=1) - (shift.flatten(1) * g).sum(dim=1)
+
+
+def _until(
+    model: Model,
+    x: Tensor,
+    y: Tensor,
+    *,
+    eps: float,
+    step_size: float,
+    steps: int | Tensor,
+    stop: StopRule | None,
+    start: ball.Start,
+    generator: torch.Generator | None,
+) -> Found:
     check_batch(x, y)
-    most = _most(steps, y)
+    _check_steps(steps, y)
     check_settings(
-        eps=eps, step_size=step_size, steps=max(most, 1) if isinstance(steps, Tensor) else steps, loss="ce", start=start
+        eps=eps, step_size=step_size, steps=1 if isinstance(steps, Tensor) else steps, loss="ce", start=start
     )
     if len(x) == 0:
         return Found(x.clone(), torch.zeros_like(y))
-    generator = generator or fresh_generator(x)
-    with quiet(model):
+    draws = generator or fresh_generator(x)
+    with eval_mode(model):
         x, y = x.detach().clone(), y.clone()  # plain tensors, also where the caller is in inference mode
-        left = steps.clone() if isinstance(steps, Tensor) else torch.full_like(y, steps)
-        x_adv = ball.random_start(x, eps=eps, start=start, generator=generator)
-        # No step allowed is no attack: not even its random start.
-        x_adv = torch.where((left > 0).view(-1, *[1] * (x.ndim - 1)), x_adv, x)
-        backprops = torch.zeros_like(y)
-        rows = torch.arange(len(x), device=x.device)  # the active examples, in the caller's order
-        for step in range(most):
-            rows = rows[left[rows] > step]
-            if len(rows) == 0:
-                break
-            natural, label = x[rows], y[rows]
-            point = x_adv[rows].requires_grad_()
-            logits = model(point)
-            if step == 0:
-                check_logits(logits, point, y)
-            gradient = input_gradient(cross_entropy(logits, label), point)
-            here = point.detach()
-            if stop is not None:
-                going = ~stop(logits.detach(), label, gradient, here - natural)
-                rows, here, natural, gradient = rows[going], here[going], natural[going], gradient[going]
-            x_adv[rows] = ball.project(here + step_size * gradient.sign(), natural, eps)
-            backprops[rows] += 1
-        return Found(x_adv.detach(), backprops)
+        begin = ball.random_start(x, eps=eps, start=start, generator=draws)
+        if isinstance(steps, Tensor):
+            begin = torch.where((steps > 0).view(-1, *[1] * (x.ndim - 1)), begin, x)
+        return pgd_loop(
+            checked(model, y),
+            x,
+            y,
+            start=begin,
+            eps=eps,
+            step_size=step_size,
+            steps=steps,
+            loss=InnerLoss("ce", model, x),
+            stop=stop,
+        )
 
 
-def _most(steps: int | Tensor, y: Tensor) -> int:
-    """The most steps of all; refuses a tensor that does not hold one count per example."""
-    if not isinstance(steps, Tensor):
-        return steps
-    if steps.shape != y.shape or steps.dtype != torch.int64 or bool((steps < 0).any()):
+def _rule(stop: Rule) -> StopRule:
+    return lambda at: stop(at.logits, at.y, at.gradient, at.x_adv - at.x)
+
+
+def _check_steps(steps: int | Tensor, y: Tensor) -> None:
+    if isinstance(steps, Tensor) and (steps.shape != y.shape or steps.dtype != torch.int64 or bool((steps < 0).any())):
         raise UserError(
             f"steps must be an int or an int64 tensor of {len(y)} numbers of at least 0, "
             f"got {steps.dtype} of shape {tuple(steps.shape)}."
         )
-    return int(steps.max()) if len(steps) else 0

@@ -1,11 +1,11 @@
-"""PGD-K-tau the way its authors' code does it: a Python loop over the examples of the batch at every step.
+"""PGD-K-tau as its authors' code runs it: a Python loop over the examples of the batch at every step.
 
-Not a line of it is theirs; what costs time is as there. Each example's prediction is read from the device on its own,
-and so is what it has left of tau, which lies there too and is counted down there. Those that go on are gathered by
-lists of numbers. The gradient is also that of the weights, of all examples that were still going, and the graph is kept
-until the next step. The host draws the random numbers. The natural images go through the model once, whether or not the
-loss asks for it. It is here to be timed, and is tested to find what `friendly_pgd` finds. The batch comes back in
-another order, the stopped ones first, and the labels with it.
+None of their code is copied; what costs time is the same. Each example's prediction is read from the device on its own,
+and so is its tau left, which is a tensor on the device too. The examples that go on are gathered by lists of indices.
+The backward pass also computes the gradient of the weights, for every example that was still active, and its graph is
+kept until the next step. The host draws the random numbers. The natural images go through the model once, whether or
+not the loss needs it. The module exists to be timed; a test shows that it finds what `friendly_pgd` finds. The batch
+comes back in another order, stopped examples first, and the labels with it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from sparring.attacks import ball
-from sparring.attacks.checks import quiet
+from sparring.attacks.eval_mode import eval_mode
 
 
 def literal_pgd(
@@ -29,16 +29,16 @@ def literal_pgd(
     noise: float,
     generator: torch.Generator,
 ) -> tuple[Tensor, Tensor, Tensor, int]:
-    """(adversarial data, their labels, their natural data, back-propagations in all), stopped examples first.
+    """(adversarial data, their labels, their natural data, total back-propagations), stopped examples first.
 
     Args:
-        generator: the host's, wherever the images are.
+        generator: a CPU generator, on whichever device the images are.
     """
     stopped: list[tuple[Tensor, Tensor, Tensor]] = []
     here, natural, label = ball.random_start(x, eps=eps, start="uniform", generator=generator), x, y
     left = torch.full(y.shape, float(tau)).to(x.device)
     backprops = 0
-    with quiet(model):
+    with eval_mode(model):
         clean = model(x)
         for _ in range(steps):
             point = here.detach().requires_grad_()

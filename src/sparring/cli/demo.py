@@ -23,7 +23,7 @@ from sparring.errors import RunFailed, UserError
 from sparring.evaluation import evaluate
 from sparring.objectives import KTauPGD, Progress
 from sparring.recipes import digits
-from sparring.report.attack_path import choose, walk
+from sparring.report.attack_path import attack_path, choose
 from sparring.report.page import Method, percent, write_page
 from sparring.training import run_folder
 from sparring.training.checkpoint import write_text
@@ -193,7 +193,9 @@ def _write(
     eps, step_size, steps = attack.eps, attack.eps / 10, attack.steps
     x, y = data.test.x.float() / 255, data.test.y
     picked = choose(model, x, y, eps=eps, step_size=step_size, steps=steps)
-    strips = walk(model, x[picked], y[picked], eps=eps, step_size=step_size, steps=steps, tau=0, classes=data.classes)
+    strips = attack_path(
+        model, x[picked], y[picked], eps=eps, step_size=step_size, steps=steps, tau=0, classes=data.classes
+    )
     where = run_folder.environment(torch.device("cpu"))
     write_page(
         page,

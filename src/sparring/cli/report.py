@@ -16,7 +16,7 @@ from sparring.errors import UserError
 from sparring.paper import specs
 from sparring.paper.collect import collect
 from sparring.paper.render import exhibit
-from sparring.report.attack_path import Walk
+from sparring.report.attack_path import AttackPath
 from sparring.report.gather import foreign, hardware, strips
 from sparring.report.gather import methods as rows_of
 from sparring.report.labels import labels
@@ -169,7 +169,7 @@ def _left_out(why: str, paths: list[Path]) -> str:
     return f"Left out, {why}: {', '.join(map(str, paths))}." if paths else ""
 
 
-def _walks(names: Mapping[Path, str], count: int) -> tuple[list[Walk], str]:
+def _walks(names: Mapping[Path, str], count: int) -> tuple[list[AttackPath], str]:
     """Strips of the most robust run that has images for them, and whose they are; where none has, the reason.
 
     Robust on validation images: every run has these numbers, and has them by the same attack.

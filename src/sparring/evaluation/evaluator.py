@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 
 from sparring._version import __version__
-from sparring.attacks.checks import Model, quiet
+from sparring.attacks.checks import Model
+from sparring.attacks.eval_mode import eval_mode
 from sparring.engine import on
 from sparring.errors import RunFailed, UserError
 from sparring.evaluation.autoattack import run_autoattack
@@ -31,7 +32,7 @@ from sparring.evaluation.gradient_model import Precision, frozen
 from sparring.evaluation.progress import Task, meter
 from sparring.evaluation.protocols import Planned, Protocol, Settings, find, plan
 from sparring.evaluation.result import WORST, Record, Result, Run
-from sparring.evaluation.starts import Starts, climb
+from sparring.evaluation.starts import Starts, pgd_from
 from sparring.evaluation.subject import Subject, prepare
 from sparring.evaluation.verdicts import rounds, stands
 from sparring.seeds import check_seed
@@ -90,7 +91,7 @@ def evaluate(
     if restarts is not None and restarts < 1:
         raise UserError(f"restarts must be at least 1, got {restarts}.")
     with ExitStack() as held:
-        held.enter_context(quiet(model))
+        held.enter_context(eval_mode(model))
         held.enter_context(frozen(model))
         subject = prepare(model, x, y, precision=precision, batch_size=batch_size, compiled=compiled)
         held.enter_context(on(subject.device))
@@ -170,7 +171,7 @@ def _after_climb(subject: Subject, s: Settings, starts: Starts, x: Tensor, y: Te
     """Whether each example is right at the final iterate."""
     begin = starts(x, rows)
     loss: Any = s.loss
-    x_adv = climb(subject.fast, x, y, begin, eps=s.eps, step_size=s.step_size, steps=s.steps, loss=loss)
+    x_adv = pgd_from(subject.fast, x, y, start=begin, eps=s.eps, step_size=s.step_size, steps=s.steps, loss=loss)
     return stands(subject.model, x_adv, y)
 
 

@@ -26,11 +26,12 @@ from torch import Tensor
 from sparring.attacks import friendliest_pgd
 from sparring.attacks.autoattack import Version, attack_part, is_stochastic, parts
 from sparring.attacks.boundary import bisect
-from sparring.attacks.checks import Loss, Model, check_radius, quiet
-from sparring.attacks.losses import cross_entropy
+from sparring.attacks.checks import Model, check_radius
+from sparring.attacks.eval_mode import eval_mode
+from sparring.attacks.losses import Loss, cross_entropy
 from sparring.errors import UserError, unknown
 from sparring.evaluation.gradient_model import frozen
-from sparring.evaluation.starts import Starts, climb
+from sparring.evaluation.starts import Starts, pgd_from
 from sparring.evaluation.subject import Subject, prepare
 from sparring.evaluation.verdicts import exact
 from sparring.seeds import check_seed, generator
@@ -157,7 +158,7 @@ def estimate(
     if resamples < 100:
         raise UserError(f"resamples must be at least 100 for a 95 % interval, got {resamples}.")
     x, y = x[:limit], y[:limit]
-    with quiet(model), frozen(model), torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+    with eval_mode(model), frozen(model), torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         torch.manual_seed(seed)  # a stochastic model draws from torch's global state
         subject = prepare(model, x, y, precision="fp32", batch_size=batch_size)
         found = extremes(subject, eps=eps, strongest=strongest, seed=seed, watch=watch)
@@ -218,7 +219,7 @@ def extremes(subject: Subject, *, eps: float, strongest: Strongest, seed: int, w
         for place, (loss, steps, starts) in enumerate(climbs):
             tell(f"{str(loss).upper()}, {steps} steps", 0.1 * place)
             begin = starts(x, rows)
-            seen.look(climb(subject.model, x, y, begin, eps=eps, step_size=eps / 10, steps=steps, loss=loss))
+            seen.look(pgd_from(subject.model, x, y, start=begin, eps=eps, step_size=eps / 10, steps=steps, loss=loss))
         tell("friendliest", 0.2)
         seen.look(_friendliest(subject.model, x, y, eps))
         if strongest == "autoattack":

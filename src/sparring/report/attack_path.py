@@ -1,8 +1,8 @@
-"""One attack walked step by step: where PGD-K goes after it has crossed the boundary, and where PGD-K-tau stops.
+"""One attack step by step: where PGD-K goes after it has crossed the boundary, and where PGD-K-tau stops.
 
-Both start at the image itself and take the same steps, so a walk is one path and the step at which the friendly attack
-leaves it (paper Sec. 1 and 4.1). The path is made of calls to `attacks`, one image at a time, so that it is bitwise
-what they give. Knows nothing of pages.
+Both start at the image itself and take the same steps, so one path shows both: PGD-K-tau leaves it at a step (paper
+Sec. 1 and 4.1). Images are attacked one at a time, so that a frame is bitwise what the attack of that image returns.
+Knows nothing of pages.
 """
 
 from __future__ import annotations
@@ -15,13 +15,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sparring.attacks import friendly_pgd, pgd
-from sparring.attacks.checks import Model, quiet
+from sparring.attacks import Model, friendly_pgd, pgd
+from sparring.attacks.checks import check_batch, check_settings, checked
+from sparring.attacks.eval_mode import eval_mode
+from sparring.attacks.friendly import TauLeft
+from sparring.attacks.losses import InnerLoss
+from sparring.attacks.pgd import Iterate, pgd_loop
 
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """The attack after `step` steps, and what the model makes of it."""
+    """The attack after `step` steps, and what the model predicts there."""
 
     step: int
     image: NDArray[np.float32]  # (h, w) or (h, w, 3), in [0, 1]
@@ -31,8 +35,8 @@ class Frame:
 
 
 @dataclass(frozen=True, eq=False)
-class Walk:
-    """One image's way under PGD-K, and the step at which PGD-K-tau stops on it."""
+class AttackPath:
+    """The path of PGD-K on one image, and the step at which PGD-K-tau stops on it."""
 
     label: str  # the true class's name
     tau: int
@@ -53,11 +57,11 @@ class Walk:
 
     @property
     def friendly(self) -> tuple[Frame, ...]:
-        """The part of the way that the friendly attack takes."""
+        """The part of the path that the friendly attack takes."""
         return self.frames[: self.stopped_at + 1]
 
 
-def walk(
+def attack_path(
     model: Model,
     x: Tensor,
     y: Tensor,
@@ -67,38 +71,55 @@ def walk(
     steps: int,
     tau: int,
     classes: Sequence[str] | None = None,
-) -> list[Walk]:
-    """The walks of PGD-`steps` and PGD-`steps`-`tau` on a few images, one per image. Nothing in it is random.
-
-    Costs steps²/2 gradients per image: meant for the handful that a page shows.
+) -> list[AttackPath]:
+    """The paths of PGD-`steps` and PGD-`steps`-`tau`, one per image. Nothing in them is random.
 
     Args:
         model: maps pixels in [0, 1] to logits; run in eval mode and left as it was found.
         classes: the classes' names; their numbers where not given.
     """
-    walks = []
-    for i in range(len(x)):
-        image, label = x[i : i + 1], y[i : i + 1]
-        path = [image] + [
-            pgd(model, image, label, eps=eps, step_size=step_size, steps=k, start=None) for k in range(1, steps + 1)
-        ]
-        stopped = friendly_pgd(model, image, label, eps=eps, step_size=step_size, steps=steps, tau=tau).backprops
-        frames = tuple(_frame(model, k, point, int(label), classes) for k, point in enumerate(path))
-        walks.append(Walk(_name(int(label), classes), tau, frames, int(stopped), eps, step_size))
-    return walks
+    check_settings(eps=eps, step_size=step_size, steps=steps, loss="ce", tau=tau)
+    check_batch(x, y)
+    paths = []
+    with eval_mode(model):
+        predict = checked(model, y)
+        for i in range(len(x)):
+            image, label = x[i : i + 1].detach().clone(), y[i : i + 1].clone()
+            path = _Recorder(TauLeft(tau, label), steps, classes)
+            inner = InnerLoss("ce", predict, image)
+            pgd_loop(
+                predict, image, label, start=image, eps=eps, step_size=step_size, steps=steps, loss=inner, hook=path
+            )
+            name = _name(int(label), classes)
+            paths.append(AttackPath(name, tau, tuple(path.frames), path.stopped_at, eps, step_size))
+    return paths
+
+
+class _Recorder:
+    """A hook that turns the iterates of one image into frames, and asks where the friendly attack would stop."""
+
+    def __init__(self, rule: TauLeft, steps: int, classes: Sequence[str] | None) -> None:
+        self.rule, self.steps, self.classes = rule, steps, classes
+        self.frames: list[Frame] = []
+        self.stopped_at = steps
+
+    def __call__(self, at: Iterate) -> None:
+        if at.step < self.stopped_at and bool(self.rule(at)):  # nothing is checked after the last step
+            self.stopped_at = at.step
+        self.frames.append(_frame(at, self.classes))
 
 
 def choose(model: Model, x: Tensor, y: Tensor, *, eps: float, step_size: float, steps: int, count: int = 3) -> Tensor:
-    """Indices of up to `count` images on which a walk is worth seeing, of different classes where possible.
+    """Indices of up to `count` images whose attack path is worth seeing, of different classes where possible.
 
     Only images that the model gets right and that PGD fools before its last step; first those fooled after two to six
-    steps. Among them the best examples: the model sure at first, much lost by walking on after the stop, and an image
-    typical of its class, so that a person can read it.
+    steps. Among them the best examples: the model confident at first, much probability lost after the stop, and an
+    image close to the mean of its class, so that a person can read it.
     """
     stop = friendly_pgd(model, x, y, eps=eps, step_size=step_size, steps=steps, tau=0)
     end = pgd(model, x, y, eps=eps, step_size=step_size, steps=steps, start=None)
     first, crossing, last = (_true_class(model, points, y) for points in (x, stop.x_adv, end))
-    worth = (first + (crossing - last) - _oddness(x, y)).tolist()  # three parts, each in [0, 1]
+    worth = (first + (crossing - last) - _oddness(x, y)).tolist()  # three terms, each in [0, 1]
     taken, labels = stop.backprops.tolist(), y.tolist()
     fit = [i for i in range(len(x)) if 0 < taken[i] < steps]
     fit.sort(key=lambda i: (not 2 <= taken[i] <= 6, -worth[i]))
@@ -107,13 +128,13 @@ def choose(model: Model, x: Tensor, y: Tensor, *, eps: float, step_size: float, 
     return torch.tensor(sorted(fit[:count], key=lambda i: labels[i]), dtype=torch.int64)
 
 
-def _frame(model: Model, step: int, point: Tensor, label: int, classes: Sequence[str] | None) -> Frame:
-    with quiet(model), torch.no_grad():
-        probabilities = model(point).float().softmax(dim=1)[0]
+def _frame(at: Iterate, classes: Sequence[str] | None) -> Frame:
+    """The frame of an iterate of one image."""
+    probabilities, label = at.logits.float().softmax(dim=1)[0], int(at.y)
     prediction = int(probabilities.argmax())
-    pixels = point[0].detach().float().cpu().permute(1, 2, 0).numpy()
+    pixels = at.x_adv[0].float().cpu().permute(1, 2, 0).numpy()
     return Frame(
-        step=step,
+        step=at.step,
         image=pixels[..., 0] if pixels.shape[2] == 1 else pixels,
         prediction=_name(prediction, classes),
         right=prediction == label,
@@ -123,12 +144,12 @@ def _frame(model: Model, step: int, point: Tensor, label: int, classes: Sequence
 
 def _true_class(model: Model, x: Tensor, y: Tensor) -> Tensor:
     """The probability of each example's own class."""
-    with quiet(model), torch.no_grad():
+    with eval_mode(model), torch.no_grad():
         return model(x).float().softmax(dim=1).gather(1, y[:, None])[:, 0]
 
 
 def _oddness(x: Tensor, y: Tensor) -> Tensor:
-    """How far each image is from its class's mean image, as the fraction of its class that is nearer."""
+    """The distance of each image from its class's mean image, as the fraction of its class that is nearer."""
     odd = torch.zeros(len(x), device=x.device)
     for label in set(y.tolist()):
         members = (y == label).nonzero()[:, 0]

@@ -18,7 +18,7 @@ from sparring.data import load
 from sparring.errors import UserError
 from sparring.evaluation import PROTOCOLS, Record, Result
 from sparring.evaluation.protocols import Climb
-from sparring.report.attack_path import Walk, choose, walk
+from sparring.report.attack_path import AttackPath, attack_path, choose
 from sparring.report.page import Method
 from sparring.schedules import pixels
 from sparring.training import run_folder
@@ -218,7 +218,7 @@ def _about(config: Config, done: int) -> str:
     return f"{config.objective.name} on {config.data}, {config.model}, {epochs}, seed {config.seed}"
 
 
-def strips(folder: Path, count: int) -> list[Walk]:
+def strips(folder: Path, count: int) -> list[AttackPath]:
     """Walks on test images, from the image itself in tenths of the radius, so that the crossing can be watched.
 
     Empty where no image is worth seeing: none that the model gets right is fooled before the last step.
@@ -230,4 +230,4 @@ def strips(folder: Path, count: int) -> list[Walk]:
     eps, steps = config.objective.radius, config.objective.most_backprops
     settings: dict[str, Any] = {"eps": eps, "step_size": eps / 10, "steps": steps}
     picked = choose(model, x, y, count=count, **settings)
-    return walk(model, x[picked], y[picked], tau=0, classes=data.classes, **settings)
+    return attack_path(model, x[picked], y[picked], tau=0, classes=data.classes, **settings)

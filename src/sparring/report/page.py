@@ -24,7 +24,7 @@ from PIL import Image
 
 from sparring._version import __version__
 from sparring.report import charts
-from sparring.report.attack_path import Walk
+from sparring.report.attack_path import AttackPath
 from sparring.report.comparison import Line, best, spell
 from sparring.schedules import pixels
 from sparring.training.checkpoint import write_text
@@ -110,7 +110,7 @@ def write_page(
     lead: str,
     methods: Sequence[Method] = (),
     exhibits: Sequence[Exhibit] = (),
-    walks: Sequence[Walk] = (),
+    walks: Sequence[AttackPath] = (),
     walked: str = "",
     facts: Mapping[str, str],
     note: str = "",

@@ -16,7 +16,7 @@ from contextlib import suppress
 import torch
 from torch import Tensor, fx, nn
 
-from sparring.attacks.checks import quiet
+from sparring.attacks.eval_mode import eval_mode
 from sparring.engine.folded_layers import ConvUnit, Dense, ScaleShift, Unit
 from sparring.engine.fx_graph import (
     Tracer,
@@ -103,7 +103,7 @@ def fold(model: nn.Module, *, dtype: torch.dtype, fused: bool) -> Folded | None:
         fused: whether to use cuDNN's fused convolutions (CUDA and bf16).
     """
     try:
-        with quiet(model):  # a forward that asks for its mode is traced in eval mode
+        with eval_mode(model):  # a forward that asks for its mode is traced in eval mode
             graph = fx.GraphModule(model, Tracer().trace(model))
     except Exception:  # whatever a foreign forward does that cannot be traced
         return None

@@ -21,7 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from sparring.attacks import ball
-from sparring.attacks.checks import Model, check_batch, check_logits, check_radius, quiet
+from sparring.attacks.checks import Model, check_batch, check_logits, check_radius
+from sparring.attacks.eval_mode import eval_mode
 from sparring.errors import UserError
 from sparring.evaluation.sanity import probes
 from sparring.seeds import check_seed
@@ -112,7 +113,7 @@ def doubts(
     rows = torch.linspace(0, len(x) - 1, min(limit, len(x)), device=x.device).round().long()  # images may be sorted
     devices = [x.device] if x.device.type == "cuda" else []
     # A random model draws from the global state: here from a fork of it, which is thrown away.
-    with torch.random.fork_rng(devices=devices), quiet(model):
+    with torch.random.fork_rng(devices=devices), eval_mode(model):
         torch.default_generator.manual_seed(seed)
         for device in devices:
             torch.cuda.default_generators[device.index or 0].manual_seed(seed)
@@ -151,7 +152,7 @@ def _measure(
     told = {steps: known[name] for name in known if (steps := _steps(name))}  # the PGD family, by steps
     cw_told = next((known[name] for name in known if re.fullmatch("cw[0-9]*", name)), None)
     enough = sum(steps > 1 for steps in told) > 1
-    walk = probes.walk(model, x, y, eps=eps, steps=PGD_STEPS if enough else MANY_STEPS, look_at=PGD_STEPS)
+    walk = probes.ascent(model, x, y, eps=eps, steps=PGD_STEPS if enough else MANY_STEPS, check_after=PGD_STEPS)
     found["loss-does-not-grow"] = loss_does_not_grow(walk.first[clean], walk.last[clean])
     weaker = more_steps_weaker(told) or more_steps_weaker(walk.correct)
     if weaker:

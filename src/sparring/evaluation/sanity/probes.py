@@ -1,4 +1,4 @@
-"""What `doubt` measures: how PGD walks, what gradients are there, and what a blind search finds.
+"""The measurements behind the sanity checks: how PGD's loss grows, what the gradients are, what a blind search finds.
 
 Each function runs the model, in the mode its caller put it in, and returns numbers; none judges.
 """
@@ -12,32 +12,34 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from sparring.attacks import ball, friendly_pgd, losses, pgd
-from sparring.attacks.checks import Model
+from sparring.attacks import Model, ball, friendly_pgd, losses, pgd
+from sparring.attacks.eval_mode import eval_mode
+from sparring.attacks.losses import InnerLoss
+from sparring.attacks.pgd import Iterate, pgd_loop
 
 
 @dataclass(frozen=True)
-class Walk:
+class Ascent:
     """PGD from the image itself."""
 
     first: Tensor  # the loss after one step, per image
     last: Tensor  # after the last
-    correct: dict[int, Tensor]  # verdicts after so many steps
+    correct: dict[int, Tensor]  # by number of steps: whether each image is classified correctly after them
 
 
-def walk(model: Model, x: Tensor, y: Tensor, *, eps: float, steps: int, look_at: int) -> Walk:
-    """PGD in steps of eps/4, seen after `look_at` steps and at the end."""
-    passed: list[Tensor] = []  # the logits before each step
+def ascent(model: Model, x: Tensor, y: Tensor, *, eps: float, steps: int, check_after: int) -> Ascent:
+    """PGD in steps of eps/4, checked after one step, after `check_after` steps and at the end."""
+    logits: dict[int, Tensor] = {}
 
-    def watched(logits: Tensor, y: Tensor) -> Tensor:
-        passed.append(logits.detach())
-        return losses.cross_entropy(logits, y)
+    def collect(at: Iterate) -> None:
+        if at.step in (1, check_after, steps):
+            logits[at.step] = at.logits
 
-    x_adv = pgd(model, x, y, eps=eps, step_size=eps / 4, steps=steps, loss=watched, start=None)
-    with torch.no_grad():
-        passed.append(model(x_adv))
-    correct = {count: passed[count].argmax(dim=1) == y for count in {look_at, steps}}
-    return Walk(_log_odds(passed[1], y), _log_odds(passed[-1], y), correct)
+    with eval_mode(model):
+        inner = InnerLoss("ce", model, x)
+        pgd_loop(model, x, y, start=x, eps=eps, step_size=eps / 4, steps=steps, loss=inner, hook=collect)
+    correct = {count: logits[count].argmax(dim=1) == y for count in {check_after, steps}}
+    return Ascent(_log_odds(logits[1], y), _log_odds(logits[steps], y), correct)
 
 
 def _log_odds(logits: Tensor, y: Tensor) -> Tensor:
@@ -79,7 +81,7 @@ def standing(
     generator: torch.Generator,
     loss: Literal["ce", "cw"] = "ce",
 ) -> Tensor:
-    """Which images PGD leaves correctly classified. An image that has fallen is not attacked further: it would cost."""
+    """Which images PGD leaves correctly classified. An image stops where it is first wrong, which saves time."""
     found = friendly_pgd(
         model, x, y, eps=eps, step_size=step_size, steps=steps, tau=0, loss=loss, start="uniform", generator=generator
     )
@@ -89,7 +91,7 @@ def standing(
 
 @torch.no_grad()
 def square(model: Model, x: Tensor, y: Tensor, *, eps: float, queries: int, generator: torch.Generator) -> Tensor:
-    """Which images a small Square attack (Andriushchenko et al.) leaves standing.
+    """Which images a small Square attack (Andriushchenko et al.) leaves correctly classified.
 
     Random search: squares of +-eps are tried and kept where the margin rises. No gradient is used.
     """
@@ -131,7 +133,7 @@ def square(model: Model, x: Tensor, y: Tensor, *, eps: float, queries: int, gene
 
 
 def settled(model: Model, x: Tensor, y: Tensor, *, eps: float, steps: int) -> Tensor:
-    """Which images stand after many small steps: 2.5 eps of way in all, so that the last ones no longer overshoot."""
+    """Which images withstand many small steps: 2.5 eps in all, so that the last ones no longer overshoot."""
     x_adv = pgd(model, x, y, eps=eps, step_size=2.5 * eps / steps, steps=steps, start=None)
     with torch.no_grad():
         return model(x_adv).argmax(dim=1) == y

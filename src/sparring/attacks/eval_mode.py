@@ -1,0 +1,44 @@
+"""How an attack runs a model: in eval mode, with a generator of its own, for the gradient of the input alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from sparring.attacks.checks import Model
+from sparring.errors import UserError
+
+
+@contextmanager
+def eval_mode(model: Model) -> Iterator[None]:
+    """Put the model in eval mode and switch gradients on; on exit restore every submodule's own mode.
+
+    In eval mode batch-norm uses its running statistics, so examples do not influence one another.
+    """
+    modes = {module: module.training for module in model.modules()} if isinstance(model, nn.Module) else {}
+    try:
+        for module in modes:
+            module.training = False
+        with torch.inference_mode(False), torch.enable_grad():
+            yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
+
+
+def fresh_generator(x: Tensor) -> torch.Generator:
+    """A generator seeded by the operating system: the global random state is neither read nor moved."""
+    generator = torch.Generator(device=x.device)
+    generator.seed()
+    return generator
+
+
+def input_gradient(loss: Tensor, point: Tensor) -> Tensor:
+    """The gradient of each example's loss at its own point. No parameter's .grad is touched."""
+    if not loss.requires_grad:
+        raise UserError("the loss does not depend on the image by a differentiable path: no gradient to follow.")
+    (gradient,) = torch.autograd.grad(loss.sum(), point)
+    return gradient
