@@ -25,12 +25,12 @@ def compile_all(variant: str) -> None:
     """Compile in this process; print the seconds and the number of kernels."""
     import torch
     import triton
+    from sparring.engine.buckets import bucket_sizes
+    from sparring.engine.fold import fold
     from triton.backends.compiler import GPUTarget
     from triton.runtime import driver
 
     from sparring.engine import conv, ends, pooling, reading
-    from sparring.engine.buckets import bucket_sizes
-    from sparring.engine.fold import fold
     from sparring.models import build
 
     h200 = GPUTarget("cuda", 90, 32)

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from sparring.config import model_facts
 
 from sparring import recipes, runs, train
 from sparring.attacks import friendly_pgd
-from sparring.config import model_facts
 from sparring.data import batches, count_batches, hold_out, load
 from sparring.seeds import generator
 

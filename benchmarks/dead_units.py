@@ -14,12 +14,12 @@ import json
 from pathlib import Path
 
 import torch
+from sparring.recipes.paper.figures import TAU
 from torch.nn import functional as F
 
 from sparring import models, runs
 from sparring.attacks import pgd
 from sparring.data import batches, load
-from sparring.recipes.paper.figures import TAU
 from sparring.seeds import generator
 
 

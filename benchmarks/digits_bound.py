@@ -15,10 +15,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from sparring.train import train
 
 from sparring import bound, recipes, runs
 from sparring.data import load
-from sparring.train import train
 
 NAMES = ("standard-digits", "madry-digits", "fat-digits")
 SEEDS = range(3)

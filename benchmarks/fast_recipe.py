@@ -19,16 +19,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from sparring.config import to_json
+from sparring.train import _HOLD_OUT, train, validate
 
 from sparring import runs
-from sparring.config import to_json
 from sparring.data import hold_out, load
 from sparring.evaluation import evaluate
 from sparring.models import build
 from sparring.recipes import cifar10
 from sparring.schedules import parse
 from sparring.seeds import derive_seed
-from sparring.train import _HOLD_OUT, train, validate
 
 DEVICE = torch.device("cuda")
 HELD = 4000

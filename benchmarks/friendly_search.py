@@ -23,14 +23,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from sparring.config import Config
+from sparring.train import train
 
 from sparring import runs
-from sparring.config import Config
 from sparring.data import Dataset, load
 from sparring.evaluation import evaluate
 from sparring.recipes import quickstart
 from sparring.schedules import constant, parse
-from sparring.train import train
 
 CPU = torch.device("cpu")
 Contenders = dict[str, dict[str, Any]]  # name -> the objective and the attack's settings that it changes

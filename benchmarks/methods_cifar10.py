@@ -27,18 +27,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from sparring.config import Config, to_json
+from sparring.recipes.paper.lite import one_cycle
+from sparring.train import Interrupted, train
 
 from sparring import runs
 from sparring.cli.train import stopping
-from sparring.config import Config, to_json
 from sparring.data import Dataset, load
 from sparring.errors import UserError
 from sparring.evaluation import evaluate
 from sparring.evaluation.protocols import dat
 from sparring.recipes import cifar10 as r
-from sparring.recipes.paper.lite import one_cycle
 from sparring.schedules import constant
-from sparring.train import Interrupted, train
 
 RESULTS = Path("results/methods/h200.json")
 AA_IMAGES = 1000

@@ -22,15 +22,15 @@ from typing import Any
 
 import torch
 from methods_cifar10 import Say
+from sparring.config import to_json
+from sparring.train import Interrupted, train
 
 from sparring import runs
 from sparring.cli.train import stopping
-from sparring.config import to_json
 from sparring.data import Dataset, load
 from sparring.evaluation import evaluate
 from sparring.recipes import cifar10
 from sparring.schedules import parse
-from sparring.train import Interrupted, train
 from sparring.weights import load_model
 
 CONFIG = replace(

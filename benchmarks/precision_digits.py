@@ -18,11 +18,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from sparring.train import train
 
 from sparring import recipes, runs
 from sparring.attacks import pgd
 from sparring.data import load
-from sparring.train import train
 
 CPU = torch.device("cpu")
 

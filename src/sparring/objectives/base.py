@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from sparring import schedules
 from sparring.attacks import Found, friendly_pgd
 from sparring.attacks.ball import Start
-from sparring.attacks.checks import Model, check_radius, check_settings, fresh_generator
+from sparring.attacks.checks import Model, check_radius, check_settings
+from sparring.attacks.eval_mode import fresh_generator
 from sparring.errors import UserError
 from sparring.schedules import Schedule, Scheduled
 
