@@ -52,7 +52,7 @@ def gradient_model(
         fused = fold(model, dtype=torch.bfloat16, fused=True)
         sizes = [*(size for size in SIZES if size < most), min(most, SIZES[-1])] if most else []
         if fused is not None and agrees(fused, model, probe.float(), sizes=sizes):
-            return fused if fused.passes is None else Replayed(fused)
+            return fused if fused.manual is None else Replayed(fused)
     network = fold(model, dtype=torch.bfloat16, fused=False)
     assert network is not None
     try:  # bf16 and channels_last may not suit what a stranger's forward does
