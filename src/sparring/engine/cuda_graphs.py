@@ -64,7 +64,7 @@ class Captured:
         torch.cuda.synchronize()
         if scarce(*torch.cuda.mem_get_info()):
             torch.cuda.empty_cache()
-        # As torch.cuda.graph does it, but without releasing memory each time: 0.15 s a graph, and an engine has a dozen.
+        # As torch.cuda.graph does it, but without releasing memory each time: 0.15 s a graph, and there are a dozen.
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(side):
             # Other threads may call CUDA in the meantime: their calls do not count.

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -187,7 +187,7 @@ def prepare(
         half: compute in bf16 (weights stay fp32). Only the fast engine can.
         kind: "auto" takes the fast engine on CUDA.
         ema: decay of an average of the weights, moved after every update. 0 for none.
-        images: a few training images in [0, 1], on the device, to check the folded network on; random ones unless given.
+        images: a few training images in [0, 1], on the device, to check the folded network on; else random ones.
         fixed_sizes: whether the attack runs at few batch sizes, as `KTauPGD` does, so that cuDNN may tune each.
         exchange: makes the loss and the gradients of an update their mean over all processes, in place; in a captured
             graph, where there is one. The attack needs none: each process has its own images.
@@ -290,9 +290,9 @@ def _select_attack(model: nn.Module, images: Tensor, run: _Run) -> _Attack:
     for path in _attack_paths(model, images, run, failures):
         try:
             if path.folded is None or path.folded.manual is None:  # a hand-written network was checked at every size
-                _rehearse(path.network, images, run)
+                _rehearse(path.network, images, next(model.parameters()).dtype, run)
         except NotCapturable as error:
-            return _with(path, f"uncaptured ({error})", failures, captured=False)
+            return _with(_undivided(path), f"uncaptured ({error})", failures, captured=False)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
@@ -302,9 +302,13 @@ def _select_attack(model: nn.Module, images: Tensor, run: _Run) -> _Attack:
     return _Attack(None, model, None, f"plain ({'; '.join(failures)})")
 
 
+def _undivided(path: _Attack) -> _Attack:
+    """The path without parts on streams of their own, whose memory is safe in captures alone."""
+    return replace(path, network=path.network.network) if isinstance(path.network, SplitBatch) else path
+
+
 def _with(path: _Attack, captured_how: str, failures: list[str], *, captured: bool) -> _Attack:
-    how = f"{path.how}{_because(failures)}, {captured_how}"
-    return _Attack(path.network, path.gradients, path.folded, how, captured)
+    return replace(path, how=f"{path.how}{_because(failures)}, {captured_how}", captured=captured)
 
 
 def _because(failures: list[str]) -> str:
@@ -349,7 +353,7 @@ def _fused_paths(fused: Folded, run: _Run) -> Iterator[_Attack]:
     if fused.manual is not None:
         # Searches of an objective's own have shrinking sets too: captured gradients at a few sizes.
         sizes = (*range(32, run.batch, 32), run.batch)
-        if fused.pointwise:
+        if fused.pointwise and cuts:
             network = SplitBatch(fused, run.device, cuts)
         replayed = Replayed(fused, sizes=sizes, kept=len(sizes))
         yield _Attack(network, replayed, fused, "batch-norm folded, hand-written passes")
@@ -364,11 +368,11 @@ def _fused_paths(fused: Folded, run: _Run) -> Iterator[_Attack]:
     yield _Attack(network, fused, fused, "batch-norm folded, fused operations")
 
 
-def _rehearse(network: Model | None, images: Tensor, run: _Run) -> None:
+def _rehearse(network: Model | None, images: Tensor, dtype: torch.dtype, run: _Run) -> None:
     """Compute a gradient of a full batch as a captured graph; on a CPU of a few images, uncaptured."""
     assert network is not None
     rows = torch.arange(run.batch if run.cuda else min(_PROBE, run.batch), device=images.device) % len(images)
-    x = images[rows]
+    x = images[rows].to(dtype)
 
     def work() -> None:
         logits, back = ahead(network, x)

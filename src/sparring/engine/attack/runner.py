@@ -20,6 +20,7 @@ from sparring.attacks import Found
 from sparring.attacks.checks import Model
 from sparring.engine.attack.active_set import ActiveSet
 from sparring.engine.attack.buckets import bucket_sizes, fitting
+from sparring.engine.attack.split_batch import SplitBatch
 from sparring.engine.cuda_graphs import Captured, pool_for
 from sparring.objectives.base import KTauPGD
 
@@ -63,8 +64,10 @@ class CapturedAttack:
         self.launched = dict.fromkeys(self.sizes, 0)  # steps by bucket, over all calls
 
     def uncapture(self) -> None:
-        """Run the steps uncaptured from here on."""
+        """Run the steps uncaptured from here on, and undivided: parts on two streams are safe in captures alone."""
         self.pool = None
+        if isinstance(self.network, SplitBatch):
+            self.network = self.network.network
         self.made.clear()
 
     def capture(self, search: KTauPGD) -> _CapturedPGD:

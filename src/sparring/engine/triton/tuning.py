@@ -1,7 +1,7 @@
 """The numbers that were tuned on one GPU, by the name of the device; a neutral default for every other.
 
-Any of them is correct on any device; they decide speed alone. `of(device)` gives the set for a device. Elsewhere than on
-the GPUs of `TUNED`, counts of programs follow the number of processors, convolutions without a shortcut go to cuDNN, and
+Any of them is correct on any device; they decide speed alone. `of(device)` gives the set for a device. On a GPU that is
+not in `TUNED`, counts of programs follow the number of processors, convolutions without a shortcut go to cuDNN, and
 batches are not split. Does not import Triton.
 """
 
@@ -16,7 +16,7 @@ import torch
 
 @dataclass(frozen=True)
 class ConvTuning:
-    """How conv.py cuts a convolution, by its number of 64x64 tiles; pairs are for stride 1 and back through stride 2."""
+    """How conv.py cuts a convolution, by its number of 64x64 tiles. Pairs: stride 1, and back through stride 2."""
 
     large: tuple[int, int] = (792, 1000)  # more tiles than this: programs of 128x128
     medium: tuple[int, int] = (160, 448)  # at least as many: programs of 64x128,
