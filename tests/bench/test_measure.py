@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sparring import cli, recipes
-from sparring.bench import Bench, Options, side_by_side
+from sparring.bench import Benchmark, Options, side_by_side
 from sparring.bench.timing import timed
 from sparring.data import load
 from sparring.training import loop
@@ -26,7 +26,7 @@ def test_a_median_with_its_spread():
 
 
 def test_every_part_on_a_cpu():
-    bench = Bench(recipes.find("fat-digits").config, load("digits"), CPU, FEW)
+    bench = Benchmark(recipes.find("fat-digits").config, load("digits"), CPU, FEW)
     parts = dict(bench.parts())
     assert list(parts) == list(bench.every) and all(parts.values())
     assert parts["start-up"][0][1].startswith("engine: plain, fp32 (captured graphs and bf16 need CUDA)")
@@ -57,7 +57,7 @@ def test_the_engines_epoch_is_the_sum_of_what_it_launched(monkeypatch):
         return real(config, state, data, device, "plain" if kind == "plain" else "fast")
 
     monkeypatch.setattr(loop, "engine_for", fast)
-    bench = Bench(recipes.find("fat-digits").config, load("digits"), CPU, replace(FEW, before=0))
+    bench = Benchmark(recipes.find("fat-digits").config, load("digits"), CPU, replace(FEW, before=0))
     sizes: list[int] = []
     update = bench.engine.update
     bench.engine = replace(bench.engine, update=lambda x, *given: sizes.append(len(x)) or update(x, *given))
@@ -83,7 +83,7 @@ def test_every_way_does_the_same_work(kind, monkeypatch):
     real = loop.engine_for
     chosen = lambda asked: "plain" if asked == "plain" else kind  # noqa: E731
     monkeypatch.setattr(loop, "engine_for", lambda c, s, d, where, asked: real(c, s, d, where, chosen(asked)))
-    bench = Bench(recipes.find("fat-digits").config, load("digits"), CPU, replace(FEW, images=600, before=2))
+    bench = Benchmark(recipes.find("fat-digits").config, load("digits"), CPU, replace(FEW, images=600, before=2))
     before = {name: tensor.clone() for name, tensor in bench.state.model.state_dict().items()}
     said = dict(bench.parts(["plain"]))["plain"]
     if kind == "plain":
@@ -106,7 +106,7 @@ def test_every_way_does_the_same_work(kind, monkeypatch):
 
 
 def test_every_batch_is_met_before_the_clock_runs(monkeypatch):
-    bench = Bench(recipes.find("fat-digits").config, load("digits"), CPU, replace(FEW, before=0, plain_batches=3))
+    bench = Benchmark(recipes.find("fat-digits").config, load("digits"), CPU, replace(FEW, before=0, plain_batches=3))
     met, real, clock = [], bench._batch, []
     monkeypatch.setattr(bench, "_batch", lambda index: met.append(index) or real(index))
     monkeypatch.setattr("sparring.bench.timing.wait", lambda device: clock.append(len(met)))
@@ -124,7 +124,7 @@ def test_runs_side_by_side_have_the_share_that_is_told(device, share, name, monk
         return [1.0, 2.0]
 
     monkeypatch.setattr("sparring.bench.measure.images_per_second", speeds)
-    bench = Bench(recipes.find("fat-digits").config, load("digits"), CPU, replace(FEW, together=(1, 4)))
+    bench = Benchmark(recipes.find("fat-digits").config, load("digits"), CPU, replace(FEW, together=(1, 4)))
     bench.device = torch.device(device)
     ((_, rows),) = bench.parts(["together"])
     assert asked == [(1, 100), (4, share)] == [(row["runs"], row["share"]) for row in bench.found["together"]]
@@ -150,7 +150,7 @@ def test_a_last_batch_is_met_before_they_wait_for_each_other(tmp_path, monkeypat
     task = {"config": to_json(recipes.find("fat-digits").config), "count": 1, "device": "cpu", "images": 100}
     (tmp_path / "task.json").write_text(json.dumps(task | {"tau": 0, "rounds": 1}))
     met = []
-    monkeypatch.setattr(Bench, "last_batch", lambda bench: met.append((tmp_path / "ready-0").exists()))
+    monkeypatch.setattr(Benchmark, "last_batch", lambda bench: met.append((tmp_path / "ready-0").exists()))
     side_by_side._one(tmp_path, 0)
     assert met == [False] and (tmp_path / "done-0").exists()
 
@@ -199,14 +199,14 @@ def test_start_up_with_an_empty_and_a_full_cache(tmp_path):
 
 def test_wide_networks_are_one_word_away():
     config = replace(recipes.find("fat-digits").config, model="small_cnn")
-    assert Bench(config, load("digits"), CPU, FEW).state.model.__class__.__name__ == "SmallCNN"
+    assert Benchmark(config, load("digits"), CPU, FEW).state.model.__class__.__name__ == "SmallCNN"
 
 
 def test_an_update_is_timed_with_the_perturbation_it_has():
     """A run with AWP takes twice the passes; so does the update that its epoch is compared with."""
     asked = []
     for name in ("fat-digits", "fat-awp-digits"):
-        bench = Bench(recipes.find(name).config, load("digits"), CPU, FEW)
+        bench = Benchmark(recipes.find(name).config, load("digits"), CPU, FEW)
         real = bench.engine.update
         seen = []
 

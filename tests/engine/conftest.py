@@ -19,7 +19,7 @@ def folded(monkeypatch):
                 model.train()(torch.rand(4, 3, 8, 8))
         module = importlib.import_module("sparring.engine.manual.read_chain")
         plain = fold(model, dtype=torch.float32, fused=True)
-        assert plain.passes is None  # a CPU
+        assert plain.manual is None  # a CPU
         layers = tuple(
             importlib.import_module(f"sparring.engine.triton.{name}") for name in ("conv", "first_layer", "pooling")
         )

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sparring.engine import cuda_graphs
-from sparring.engine.cuda_graphs import Beside, Captured
+from sparring.engine.cuda_graphs import SideStream, Captured
 from tests.engine.streams import Streams
 
 GIB = 2**30
@@ -98,7 +98,7 @@ def test_without_a_pool_it_is_simply_done(asked):
 
 def test_what_runs_beside_waits_for_those_who_read_it_last_alone(monkeypatch):
     streams = Streams(monkeypatch)
-    beside = Beside(torch.device("cpu"))
+    beside = SideStream(torch.device("cpu"))
     beside.stream = streams.make("aside")
 
     def batch(name: str) -> None:
@@ -125,7 +125,7 @@ def test_what_runs_beside_waits_for_those_who_read_it_last_alone(monkeypatch):
 
 def test_what_breaks_off_beside_is_waited_for(monkeypatch):
     streams = Streams(monkeypatch)
-    beside = Beside(torch.device("cpu"))
+    beside = SideStream(torch.device("cpu"))
     beside.stream = streams.make("aside")
     with pytest.raises(RuntimeError), beside.beside():
         raise RuntimeError("cannot draw")
@@ -133,7 +133,7 @@ def test_what_breaks_off_beside_is_waited_for(monkeypatch):
 
 
 def test_without_cuda_nothing_is_beside():
-    beside = Beside(torch.device("cpu"))
+    beside = SideStream(torch.device("cpu"))
     with beside.beside():
         pass
     beside.read()

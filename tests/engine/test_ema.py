@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from sparring.engine import Average
+from sparring.engine import WeightAverage
 
 
 def made() -> nn.Module:
@@ -12,7 +12,7 @@ def made() -> nn.Module:
 
 def test_the_average_of_what_was_seen():
     model = made()
-    average = Average(model, 0.75)
+    average = WeightAverage(model, 0.75)
     for value in (1.0, 3.0, 7.0):
         with torch.no_grad():
             model[0].weight.fill_(value)
@@ -29,7 +29,7 @@ def test_the_average_of_what_was_seen():
 
 def test_weights_that_stand_still_are_their_own_average():
     model = made()
-    average = Average(model, 0.999)
+    average = WeightAverage(model, 0.999)
     for _ in range(3):
         average.move()
     torch.testing.assert_close(average.read()[0].weight, model[0].weight, rtol=1e-5, atol=0)
@@ -37,7 +37,7 @@ def test_weights_that_stand_still_are_their_own_average():
 
 def test_counters_are_the_live_models():
     model = made()
-    average = Average(model, 0.9)
+    average = WeightAverage(model, 0.9)
     model(torch.rand(4, 2))
     average.move()
     assert average.read()[1].num_batches_tracked == 1
@@ -45,7 +45,7 @@ def test_counters_are_the_live_models():
 
 def test_it_goes_on_from_what_was_kept():
     model = made()
-    one, other = Average(model, 0.9), Average(model, 0.9)
+    one, other = WeightAverage(model, 0.9), WeightAverage(model, 0.9)
     one.move()
     other.restore({name: tensor.clone() for name, tensor in one.state().items()})
     with torch.no_grad():
@@ -58,7 +58,7 @@ def test_it_goes_on_from_what_was_kept():
 def test_a_weight_of_two_names_is_averaged_too():
     model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
     model[1].weight = model[0].weight
-    average = Average(model, 0.5)
+    average = WeightAverage(model, 0.5)
     for value in (1.0, 4.0):
         with torch.no_grad():
             model[0].weight.fill_(value)

@@ -25,7 +25,7 @@ from sparring.bench.side_by_side import images_per_second
 from sparring.bench.start_up import start_up, told_start
 from sparring.bench.timing import Timed, timed, wait
 from sparring.data import Dataset, Split, batches, count_batches, hold_out
-from sparring.engine import Engine, FastWalk, tuned
+from sparring.engine import Engine, CapturedAttack, tuned
 from sparring.errors import UserError
 from sparring.models import forward_flops
 from sparring.objectives import OBJECTIVES
@@ -73,7 +73,7 @@ Rows = list[tuple[str, str]]
 
 
 @dataclass
-class Bench:
+class Benchmark:
     """One configuration on one device. Call the parts in any order; `found` grows."""
 
     config: Config
@@ -142,7 +142,7 @@ class Bench:
 
     def correct(self) -> Rows:
         """In fp32, without TF32: the engine's back-propagations and data against the plain path's."""
-        if not isinstance(self.engine.walk, FastWalk):
+        if not isinstance(self.engine.walk, CapturedAttack):
             return [("", "the plain path is the reference: nothing to compare")]
         exact = replace(self.config, precision="fp32")
         state = loop.begin(exact, self.facts, self.device)
@@ -177,7 +177,7 @@ class Bench:
             )
         self.found["update"] = dataclasses.asdict(self.update)
         rows = [("update", self.update.ms)]
-        if isinstance(self.engine.walk, FastWalk):
+        if isinstance(self.engine.walk, CapturedAttack):
             (bench,) = self.engine.walk.made.values()
             for size, graph in sorted(bench.steps.items()):
                 bench.active.begin(x, y, x, tau=self.config.attack.steps, eps=0.03, step_size=0.001)
@@ -228,7 +228,7 @@ class Bench:
         plain = loop.engine_for(self.config, state, self.data, self.device, "plain")
         kept: list[dict[str, Any]] = []
         rows: Rows = []
-        if not isinstance(self.engine.walk, FastWalk):
+        if not isinstance(self.engine.walk, CapturedAttack):
             rows.append(("", "the engine is off here: it is the plain path"))
         for tau in (self.config.attack.steps, *self.options.taus[:2]):
             ways: dict[str, tuple[Engine, torch.nn.Module]] = {
@@ -337,7 +337,7 @@ class Bench:
         )
         state, walk = self.state, self.engine.walk
         state.epoch, state.step, state.tally = epoch, 0, Tally.empty(self.device)
-        before = dict(walk.launched) if isinstance(walk, FastWalk) else {}
+        before = dict(walk.launched) if isinstance(walk, CapturedAttack) else {}
         steps = count_batches(len(self.training), config.batch_size)
         wait(self.device)
         began = time.perf_counter()
@@ -353,7 +353,7 @@ class Bench:
             "backprops": backprops,
             "tflops": tally.images * self.flops * (2 * backprops + (6 if self.awp else 3)) / seconds / 1e12,
         }
-        if isinstance(walk, FastWalk) and self.step_times:
+        if isinstance(walk, CapturedAttack) and self.step_times:
             launched = {size: walk.launched[size] - before[size] for size in walk.sizes}
             own = sum(count * self.step_times[size].median for size, count in launched.items())
             own += steps * self.update.median

@@ -39,13 +39,13 @@ def images_per_second(
 
 
 def _one(folder: Path, seed: int) -> None:
-    from sparring.bench.measure import Bench, Options
+    from sparring.bench.measure import Benchmark, Options
 
     task = json.loads((folder / _TASK).read_text())
     config = replace(from_json(task["config"]), seed=seed)
     device = torch.device(task["device"])
     with on(device):
-        bench = Bench(config, load(config.data), device, Options(images=task["images"]))
+        bench = Benchmark(config, load(config.data), device, Options(images=task["images"]))
         bench.epoch(config, 1, task["tau"])  # to warm up, and so that the model is not fooled at once
         bench.last_batch()
         (folder / f"ready-{seed}").touch()

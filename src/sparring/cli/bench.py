@@ -15,7 +15,7 @@ import torch
 import tyro
 
 from sparring import recipes
-from sparring.bench import Bench, Options, told_start
+from sparring.bench import Benchmark, Options, told_start
 from sparring.cli.arguments import parse
 from sparring.cli.console import Screen
 from sparring.cli.train import pick_device
@@ -83,7 +83,7 @@ def run(argv: list[str]) -> int:
 
 def _measure(recipe: str, config: Config, device: torch.device, asked: Arguments) -> None:
     """Every part, shown and written as it is measured."""
-    bench = Bench(config, load(config.data), device, asked.what)
+    bench = Benchmark(config, load(config.data), device, asked.what)
     screen = Screen()
     screen.print(f"{recipe}, {config.model}, batch {config.batch_size}, {bench.found['device']}")
     for name, rows in bench.parts(asked.only):

@@ -1,35 +1,56 @@
-"""Work captured once as a CUDA graph and replayed, or done beside other work; without CUDA it is simply done."""
+"""Work captured once as a CUDA graph and replayed, or run on a side stream; without CUDA it simply runs.
+
+A capture that fails leaves CUDA usable and raises `NotCapturable` with the reason, so that the caller can run the same
+work uncaptured.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cache
 from typing import Any
 
 import torch
 
 
+class NotCapturable(RuntimeError):
+    """Work that runs but cannot be captured as a CUDA graph. The message is the reason."""
+
+
 def on(device: torch.device) -> AbstractContextManager[Any]:
-    """Streams, captures and kernels go to the current device: this makes it `device`, for the time of a block."""
+    """Make `device` the current one inside a block: streams, captures and kernels go to the current device."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
+def pool_for(device: torch.device) -> Any:
+    """A memory pool for captures on a device; None, which runs work uncaptured, where there is no CUDA."""
+    return torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+
+
 def scarce(free: int, total: int) -> bool:
-    """Whether torch should give back what it keeps: a capture cannot take memory from the warm-up's tensors."""
+    """Whether torch should release its cached memory: a capture cannot reuse what the warm-up left in the cache."""
     return free < total / 2
+
+
+def reason(error: BaseException) -> str:
+    """An error in one line."""
+    lines = str(error).strip().splitlines()
+    text = lines[0].rstrip(".") if lines else ""
+    return f"{type(error).__name__}: {text[:160]}" if text else type(error).__name__
 
 
 @cache
 def _side(device: int) -> torch.cuda.Stream:
-    """Where captures are made: one stream, for torch has 32 in all, and one that came twice would wait for itself."""
+    """The stream for captures. Only one: torch has 32 in all, and a stream handed out twice would wait for itself."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 class Captured:
-    """A piece of work on fixed tensors. It is run a few times to warm up, captured, and from then on replayed."""
+    """Work on fixed tensors: run a few times to warm up, captured, and replayed from then on."""
 
     def __init__(self, work: Callable[[], None], pool: Any, *, warm_up: int = 2) -> None:
+        """Capture into the memory pool `pool`; None runs the work uncaptured. Errors of the warm-up are the work's."""
         self.graph: torch.cuda.CUDAGraph | None = None
         self.work = work
         if pool is None:
@@ -43,28 +64,72 @@ class Captured:
         torch.cuda.synchronize()
         if scarce(*torch.cuda.mem_get_info()):
             torch.cuda.empty_cache()
-        self.graph = torch.cuda.CUDAGraph()
-        # As torch.cuda.graph does it, which gives memory back each time: 0.15 s a graph, and an engine has a dozen.
+        # As torch.cuda.graph does it, but without releasing memory each time: 0.15 s a graph, and there are a dozen.
+        graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(side):
-            # What other threads ask of the device in the meantime is their own affair.
-            self.graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            # Other threads may call CUDA in the meantime: their calls do not count.
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
                 work()
-            finally:
-                self.graph.capture_end()
+            except Exception as error:
+                _abandon(graph, side, pool)
+                raise NotCapturable(_why(error)) from error
+            except BaseException:
+                _abandon(graph, side, pool)
+                raise
+            try:
+                graph.capture_end()
+            except Exception as error:
+                _repair(side)
+                raise NotCapturable(_why(error)) from error
+        self.graph = graph
 
     def __call__(self) -> None:
-        """Do it once more."""
+        """Run the work once more."""
         if self.graph is None:
             self.work()
         else:
             self.graph.replay()
 
 
-class Beside:
-    """Work that needs nothing of what is still running, on a stream of its own. Its results lie in fixed places.
+def _why(error: BaseException) -> str:
+    """The reason why a capture failed. CUDA refuses whatever makes the host wait for the device."""
+    if "captur" in str(error):
+        return f"it makes the host wait for the GPU, which cannot be captured ({reason(error)})"
+    return reason(error)
 
-    It may begin as soon as those have been read who read them last, however much is to run behind that.
+
+def _abandon(graph: torch.cuda.CUDAGraph, side: torch.cuda.Stream, pool: Any) -> None:
+    """End a capture whose work has failed, on its own stream.
+
+    CUDA may have invalidated the capture; then capture_end() raises before torch's allocator has left the pool, and a
+    later empty_cache() would fail.
+    """
+    try:
+        graph.capture_end()
+    except Exception:
+        device = torch.cuda.current_device()
+        for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
+            with suppress(Exception):  # it had left the pool: depends on the version of torch
+                getattr(torch._C, name)(device, pool)
+        _repair(side)
+
+
+def _repair(side: torch.cuda.Stream) -> None:
+    """Take torch's random generator out of capture mode, where a failed capture leaves it: a clean capture does it."""
+    with suppress(Exception), torch.cuda.stream(side):
+        torch.cuda.synchronize()
+        spare = torch.zeros(1, device=side.device)
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin(capture_error_mode="thread_local")
+        spare.zero_()
+        graph.capture_end()
+
+
+class SideStream:
+    """Runs work that needs no result of what is still running, on a stream of its own. Its results have fixed places.
+
+    The work may start as soon as the results of the last block have been read, whatever is queued behind that.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -73,12 +138,12 @@ class Beside:
 
     @contextmanager
     def beside(self) -> Iterator[None]:
-        """What is launched in this block runs beside; what is launched behind it waits for it."""
+        """Launch the block on the side stream; what is launched after the block waits for it."""
         if self.stream is None:
             yield
             return
         here, last = torch.cuda.current_stream(), self.last
-        self.overwritten()  # a batch that breaks off never says that it has read
+        self.overwritten()  # a batch that is interrupted never calls `read`
         if last is None:
             self.stream.wait_stream(here)
         else:
@@ -90,7 +155,7 @@ class Beside:
             here.wait_stream(self.stream)
 
     def overwritten(self) -> None:
-        """Somebody writes where the results lie: the next block waits for all that was launched before it."""
+        """The results' places are written by other work: the next block waits for all that was launched before it."""
         self.last = None
 
     def read(self) -> None:

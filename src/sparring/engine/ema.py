@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 
-class Average:
+class WeightAverage:
     """The average of a model. `move` takes the model's present weights in; `model` is the averaged model, once read."""
 
     def __init__(self, live: nn.Module, decay: float) -> None:

@@ -37,7 +37,7 @@ class ConvUnit(nn.Module):
         like = conv.weight
         self.register_buffer("weight", torch.zeros(shape, dtype=dtype, device=like.device))
         self.register_buffer("bias", torch.zeros(shape[0], dtype=dtype, device=like.device))
-        self.relu, self.fused, self.twice, self.lends = False, False, False, False
+        self.relu, self.fused, self.twice, self.bias_is_shared = False, False, False, False
 
     @torch.no_grad()
     def refresh(self) -> None:
@@ -92,7 +92,7 @@ class ConvUnit(nn.Module):
             x = split_in_one(x, filled) if self.fused else split(x, filled)
         if self.fused and self.relu:
             return conv_relu(x, z, self.weight, self.bias, self.stride, self.padding, twice=self.twice)
-        bias = None if self.lends else self.bias  # whoever adds this output adds the bias too
+        bias = None if self.bias_is_shared else self.bias  # whoever adds this output adds the bias too
         out = F.conv2d(x, self.weight, bias, self.stride, self.padding, self.dilation, self.groups)
         if z is not None:
             out = out + z

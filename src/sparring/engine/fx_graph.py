@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
+from sparring.engine.cuda_graphs import reason
+
 _ADDS: set[Any] = {operator.add, torch.add}
 _RELUS: set[Any] = {F.relu, torch.relu}
 
@@ -19,6 +21,13 @@ class Tracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """Whether the module is called, not looked into."""
         return super().is_leaf_module(m, module_qualified_name) or not any(True for _ in m.parameters())
+
+
+def untraceable(error: BaseException) -> str:
+    """Why a forward could not be traced, from what the tracer raised."""
+    if "control flow" in str(error):
+        return "a forward with data-dependent control flow cannot be traced"
+    return f"its forward cannot be traced ({reason(error)})"
 
 
 def module_of(graph: fx.GraphModule, node: fx.Node | None) -> nn.Module | None:

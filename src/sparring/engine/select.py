@@ -1,82 +1,140 @@
-"""How a step runs fast: precision, folded networks, captured graphs, buckets. Knows no method: it is handed a loss.
+"""Which path a training step takes, and why: decided here and nowhere else.
 
-`prepare` gives what the training loop needs, the plain way or the fast way.
+`prepare` tries the fastest path that fits and falls back to the next where tracing, compiling or capturing fails. For
+the attack: a hand-written network, the folded graph in fused operations, the folded graph in plain operations, the
+model itself; each captured as CUDA graphs, or uncaptured where capturing fails; last the plain attack. For the update:
+fused batch-norm, torch.compile, plain layers; each captured or not; last the optimiser's own step. `Engine.line`
+reports the path and every reason. Knows no method: it is handed a loss and searches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from sparring.attacks import Found
+from sparring.attacks.checks import Model
 from sparring.engine.attack.buckets import bucket_sizes
-from sparring.engine.attack.folded import Folded, agrees, fold
+from sparring.engine.attack.folded import Folded, NotFolded, fold, fused_mismatch, mismatch
 from sparring.engine.attack.replay import Replayed
-from sparring.engine.attack.runner import FastWalk
-from sparring.engine.attack.split_batch import Network, Parted
-from sparring.engine.ema import Average
-from sparring.engine.update.step import Exchange, FastUpdate, LossOf, PlainUpdate, Update, alone
-from sparring.objectives import KTauPGD, Search
+from sparring.engine.attack.runner import CapturedAttack
+from sparring.engine.attack.split_batch import SplitBatch, ahead
+from sparring.engine.attack.unfolded import Unfolded
+from sparring.engine.cuda_graphs import Captured, NotCapturable, pool_for, reason
+from sparring.engine.ema import WeightAverage
+from sparring.engine.manual.chain import ManualChain
+from sparring.engine.plain import PlainUpdate
+from sparring.engine.triton import tuning
+from sparring.engine.triton.available import descent_for, kernels_for, norms_for
+from sparring.engine.update.sgd import unsupported
+from sparring.engine.update.step import Exchange, FastUpdate, Loss, Update, alone
+from sparring.errors import unknown
+from sparring.objectives.base import KTauPGD, Search
 
 Kind = Literal["auto", "plain", "fast"]
+# The hand-written parts, which `prepare(without=...)` leaves out: what each buys is measured by bench/parts.py.
+PARTS = {
+    "manual": "hand-written forward and backward pass of chains and ResNets in the attack",
+    "manual_wide": "hand-written forward and backward pass of wide ResNets in the attack",
+    "attack_step": "Triton kernels for the active set, the loss's gradient and the move",
+    "halves": "the first step with stops as two graphs, so that stopped examples cost no gradient",
+    "split_batch": "input gradients in two parts on two streams",
+    "side_stream": "random numbers drawn beside the update",
+    "refresh": "the folded network refreshed in one launch",
+    "fused_bn": "batch-norm, addition and ReLU fused in the update (else torch.compile)",
+    "weight_stream": "weight gradients on a second stream",
+    "wide_channels": "convolutions widened to the channels that cuDNN's fast kernels need",
+    "fused_sgd": "SGD, finite check and bf16 copies in two launches",
+    "compile_ahead": "Triton kernels compiled side by side (start-up only)",
+}
+_PROBE = 8  # images on which fused operations are checked
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Judged:
-    """The model that counts, which is the average where one is kept; and what to take gradients of its input from."""
+    """What validation needs."""
 
-    model: nn.Module
-    gradients: Network
+    model: nn.Module  # the model that counts: the average where one is kept
+    gradients: Model  # what to take gradients of its input from
 
 
-@dataclass(frozen=True)
 class Engine:
-    """The parts of a training step."""
+    """One call for the attack, one for the update."""
 
-    model: nn.Module
-    walk: FastWalk | None
-    step: Update
-    network: Network
-    line: str
-    check_every: int
-    average: Average | None = None
-    average_folded: Folded | None = None
-    refresh: Callable[[], None] = lambda: None
-    fixed_sizes: bool = True
+    def __init__(
+        self,
+        model: nn.Module,
+        update: Update,
+        gradients: Model,
+        *,
+        head: str,
+        attack_how: str = "",
+        update_how: str = "",
+        runner: CapturedAttack | None = None,
+        average: WeightAverage | None = None,
+        average_folded: Folded | None = None,
+        refresh: Callable[[], None] = lambda: None,
+        fixed_sizes: bool = False,
+        check_every: int = 1,
+        parts: tuple[str, ...] = (),
+    ) -> None:
+        """Made by `prepare`."""
+        self.model, self.step, self.gradients, self.runner = model, update, gradients, runner
+        self.average, self.average_folded, self.refresh = average, average_folded, refresh
+        self.fixed_sizes, self.parts = fixed_sizes, parts
+        self.check_every = check_every  # steps between two calls of `failed`, which waits for the GPU
+        self.head, self.attack_how, self.update_how = head, attack_how, update_how
+
+    @property
+    def line(self) -> str:
+        """Which path runs, and why, in one line."""
+        paths = [f"{name}: {how}" for name, how in (("attack", self.attack_how), ("update", self.update_how)) if how]
+        return "; ".join([self.head, *paths])
 
     def attack(self, search: Search, x: Tensor, y: Tensor, generator: torch.Generator) -> Found:
-        if self.walk is None or not isinstance(search, KTauPGD):
-            return search(self.network, x, y, generator)
-        s = search
-        return self.walk(
-            self.model,
-            x,
-            y,
-            eps=s.eps,
-            step_size=s.step_size,
-            steps=s.steps,
-            tau=s.tau,
-            loss=s.loss,
-            start=s.start,
-            noise=s.noise,
-            project=s.project,
-            generator=generator,
-        )
+        """The training data that `search` finds. Of a captured attack they are valid until the next call."""
+        if isinstance(search, KTauPGD) and self.runner is not None:
+            self._capture(self.runner, search)
+        if isinstance(search, KTauPGD) and self.runner is not None:
+            return self.runner(search, x, y, generator)
+        return search(self.gradients, x, y, generator)
+
+    def _capture(self, runner: CapturedAttack, search: KTauPGD) -> None:
+        """Capture the steps of an attack at its first call; where that fails, take the next path."""
+        try:
+            runner.capture(search)
+        except (NotCapturable, torch.OutOfMemoryError) as error:
+            runner.uncapture()
+            self.attack_how = f"{self.attack_how.removesuffix(_CAPTURED)}, uncaptured ({_short(error)})"
+            _log.warning(self.line)
+        except Exception as error:
+            self.runner = None
+            self.attack_how = f"plain ({reason(error)})"
+            _log.warning(self.line)
 
     def update(self, x: Tensor, x_adv: Tensor, y: Tensor, lr: float, awp: float = 0.0) -> Tensor:
-        return self.step(x, x_adv, y, lr, awp)
+        """Move the weights one step and return the loss, detached. `awp`: relative size of a weight perturbation."""
+        loss = self.step(x, x_adv, y, lr, awp)
+        if isinstance(self.step, FastUpdate) and self.step.not_captured and self.update_how.endswith(_CAPTURED):
+            self.update_how = f"{self.update_how.removesuffix(_CAPTURED)}, uncaptured ({self.step.not_captured})"
+            _log.warning(self.line)
+        return loss
 
     def failed(self) -> bool:
+        """Whether a loss or gradient was not finite, so that a step was not taken. Waits for the GPU."""
         return self.step.failed()
 
     def judged(self) -> Judged:
+        """The model that counts and what to take its input gradients from, up to date."""
         if self.average is None:
-            return Judged(self.model, self.network)
+            return Judged(self.model, self.gradients)
         averaged = self.average.read()
         if self.average_folded is None:
             return Judged(averaged, averaged)
@@ -85,18 +143,28 @@ class Engine:
 
     @contextmanager
     def tuned(self) -> Iterator[None]:
-        before = torch.backends.cudnn.benchmark
-        torch.backends.cudnn.benchmark = before or (self.walk is not None and self.fixed_sizes)
-        try:
+        """Let cuDNN tune each of the few batch sizes once, inside a block; any other attack has too many sizes."""
+        with _tuned(self.runner is not None and self.fixed_sizes):
             yield
-        finally:
-            torch.backends.cudnn.benchmark = before
+
+
+_CAPTURED = ", captured"
+
+
+@contextmanager
+def _tuned(tune: bool) -> Iterator[None]:
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = before or tune
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
 
 
 def prepare(
     model: nn.Module,
-    optimizer: torch.optim.SGD,
-    loss: LossOf,
+    optimizer: torch.optim.Optimizer,
+    loss: Loss,
     *,
     batch: int,
     shape: tuple[int, ...],
@@ -105,97 +173,296 @@ def prepare(
     half: bool,
     kind: Kind = "auto",
     ema: float = 0.0,
-    exchange: Exchange = alone,
     images: Tensor | None = None,
     fixed_sizes: bool = True,
+    exchange: Exchange = alone,
+    without: Collection[str] = (),
 ) -> Engine:
     """The engine for a run.
 
     Args:
-        exchange: takes the loss and the gradients of an update and makes them the mean over all processes, in place;
-            in a captured graph, where there is one. The attack needs nothing of the kind: each has its own images.
+        loss: (model, x, x_adv, y) -> scalar.
+        batch: images of a full batch.
+        shape: of an image.
         half: compute in bf16 (weights stay fp32). Only the fast engine can.
-        kind: "auto" takes the fast engine where CUDA is.
-        ema: decay of an average of the weights, moved on after every update. 0 for none.
+        kind: "auto" takes the fast engine on CUDA.
+        ema: decay of an average of the weights, moved after every update. 0 for none.
+        images: a few training images in [0, 1], on the device, to check the folded network on; else random ones.
+        fixed_sizes: whether the attack runs at few batch sizes, as `KTauPGD` does, so that cuDNN may tune each.
+        exchange: makes the loss and the gradients of an update their mean over all processes, in place; in a captured
+            graph, where there is one. The attack needs none: each process has its own images.
+        without: hand-written parts to leave out, by their names in `PARTS`.
     """
-    fast = kind == "fast" or (kind == "auto" and device.type == "cuda")
+    for name in without:
+        if name not in PARTS:
+            raise unknown("part", name, PARTS)
     cuda = device.type == "cuda"
+    fast = kind == "fast" or (kind == "auto" and cuda)
     if fast and half and cuda:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    average = Average(model, ema) if ema else None
+    average = WeightAverage(model, ema) if ema else None
     if not fast:
         why = "as asked" if kind == "plain" else "captured graphs and bf16 need CUDA"
         plain = PlainUpdate(model, optimizer, loss, average.move if average else _nothing, exchange)
-        return Engine(model, None, plain, model, f"engine: plain, fp32 ({why})", 1, average)
-    dtype = next(model.parameters()).dtype
-    how_to_fold: dict[str, Any] = {"dtype": torch.bfloat16 if half else dtype, "fused": half and cuda}
-    every = max(16, batch // 16)  # a bucket costs a second of start-up, or two
-    folded = fold(model, **how_to_fold)
-    if folded is not None and how_to_fold["fused"]:
-        probe = torch.rand((8, *shape), generator=torch.Generator().manual_seed(0)).to(device)
-        how_to_fold["fused"] = agrees(folded, model, probe, sizes=bucket_sizes(batch, every=every))
-        folded = folded if how_to_fold["fused"] else fold(model, **how_to_fold)
-    walked: Network = _as_it_is(model, half) if folded is None else folded
-    network = walked
-    if folded is not None and folded.passes is not None:  # for searches of an objective's own, whose sets shrink, too
-        sizes = (*range(32, batch, 32), batch)
-        network = Replayed(folded, sizes=sizes, kept=len(sizes))
-    if folded is not None and half and cuda and folded.pointwise:
-        # Measured on an H200, batch 128: where batch-norm stands alone and no passes are known, the compiler gains
-        # (WRN-34-10 7.6 against 9.1 ms a step); elsewhere it gains 2 % (ResNet-18 1.06 against 1.08) and is not worth
-        # its start. Only the walk has it, which calls it in captures alone.
-        walked = Parted(torch.compile(folded, dynamic=True) if folded.passes is None else folded, device)
+        return Engine(model, plain, model, head=f"engine: plain, fp32 ({why})", average=average)
 
-    def after() -> None:
-        if folded is not None:
-            folded.refresh()
-        if average is not None:
-            average.move()
+    if images is None:
+        images = torch.rand((_PROBE, *shape), generator=torch.Generator().manual_seed(0)).to(device)
+    every = max(tuning.of(device).bucket, batch // 16)  # a bucket costs a second of start-up, or two
+    numbers = _Run(batch, shape, device, half, every, frozenset(without))
+    with _tuned(fixed_sizes):
+        attack = _select_attack(model, images, numbers)
+        folded = attack.folded
 
-    how = "unfolded, for the model cannot be traced" if folded is None else "batch-norm folded"
-    if half and cuda and not how_to_fold["fused"]:
-        how += ", plain operations, for fused ones fail on this device"
-    update = FastUpdate(
-        model,
-        optimizer,
-        loss,
-        batch=batch,
-        shape=shape,
-        device=device,
-        half=half,
-        compiled=cuda,
-        after=after,
-        also=list(average.state().values()) if average else (),
-        exchange=exchange,
-    )
-    if update.working.refused:
-        how += ", batch-norm in updates by torch's compiler, for our kernels fail on this device"
-    walk = FastWalk(walked, batch, shape, classes, device=device, dtype=dtype, every=every)
-    captured = "captured graphs" if cuda else "uncaptured: no CUDA"
-    line = f"engine: fast, {'bf16' if half else 'fp32'}, {captured}, {how}"
-    average_folded = fold(average.model, **how_to_fold) if average else None
+        def after() -> None:
+            if folded is not None:
+                folded.refresh()
+            if average is not None:
+                average.move()
+
+        also = list(average.state().values()) if average else ()
+        update, update_how = _select_update(model, optimizer, loss, numbers, after=after, also=also, exchange=exchange)
     refresh = _nothing if folded is None else folded.refresh
-    return Engine(model, walk, update, network, line, 100 if cuda else 1, average, average_folded, refresh, fixed_sizes)
+    refresh()  # the rehearsal of the update has moved the statistics and restored them
+    kernels = kernels_for(device) if "attack_step" not in without else None
+    runner = None
+    if attack.network is not None:
+        runner = CapturedAttack(
+            attack.network,
+            batch,
+            shape,
+            classes,
+            device=device,
+            dtype=next(model.parameters()).dtype,
+            every=every,
+            kernels=kernels,
+            halves="halves" not in without,
+            side_stream="side_stream" not in without,
+            captured=attack.captured,
+        )
+    return Engine(
+        model,
+        update,
+        attack.gradients,
+        head=f"engine: fast, {'bf16' if half else 'fp32'}",
+        attack_how=attack.how,
+        update_how=update_how,
+        runner=runner,
+        average=average,
+        average_folded=_folded_average(average, folded, numbers),
+        refresh=refresh,
+        fixed_sizes=fixed_sizes,
+        check_every=100 if cuda and isinstance(update, FastUpdate) else 1,
+        parts=_in_use(runner, folded, update, cuda),
+    )
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What the choice of a path depends on."""
+
+    batch: int
+    shape: tuple[int, ...]
+    device: torch.device
+    half: bool
+    every: int
+    without: frozenset[str]
+
+    @property
+    def cuda(self) -> bool:
+        return self.device.type == "cuda"
+
+
+@dataclass(frozen=True)
+class _Attack:
+    """One path of the attack."""
+
+    network: Model | None  # what the runner runs; None for the plain attack
+    gradients: Model  # what every other search takes gradients from
+    folded: Folded | None
+    how: str
+    captured: bool = True
+
+
+def _select_attack(model: nn.Module, images: Tensor, run: _Run) -> _Attack:
+    """The first path of the attack that works."""
+    failures: list[str] = []
+    for path in _attack_paths(model, images, run, failures):
+        try:
+            if path.folded is None or path.folded.manual is None:  # a hand-written network was checked at every size
+                _rehearse(path.network, images, next(model.parameters()).dtype, run)
+        except NotCapturable as error:
+            return _with(_undivided(path), f"uncaptured ({error})", failures, captured=False)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            failures.append(f"{path.how} fails: {reason(error)}")
+            continue
+        return _with(path, "captured" if run.cuda else "uncaptured (no CUDA)", failures, captured=True)
+    return _Attack(None, model, None, f"plain ({'; '.join(failures)})")
+
+
+def _undivided(path: _Attack) -> _Attack:
+    """The path without parts on streams of their own, whose memory is safe in captures alone."""
+    return replace(path, network=path.network.network) if isinstance(path.network, SplitBatch) else path
+
+
+def _with(path: _Attack, captured_how: str, failures: list[str], *, captured: bool) -> _Attack:
+    return replace(path, how=f"{path.how}{_because(failures)}, {captured_how}", captured=captured)
+
+
+def _because(failures: list[str]) -> str:
+    return f" ({'; '.join(failures)})" if failures else ""
+
+
+def _attack_paths(model: nn.Module, images: Tensor, run: _Run, failures: list[str]) -> Iterator[_Attack]:
+    """The paths of the attack, fastest first; `failures` collects why one was not taken."""
+    dtype = next(model.parameters()).dtype
+    try:
+        exact = fold(model, dtype=dtype, fused=False, without=run.without)
+        problem = mismatch(exact, model, images)
+    except NotFolded as error:
+        problem = str(error)
+    if problem:
+        failures.append(problem)
+    else:
+        yield from _folded_paths(model, exact, images, run, failures)
+    itself = Unfolded(model, half=run.half)
+    yield _Attack(itself, itself, None, "the model itself")
+
+
+def _folded_paths(model: nn.Module, exact: Folded, images: Tensor, run: _Run, failures: list[str]) -> Iterator[_Attack]:
+    """The paths of a model that can be folded."""
+    if run.half and run.cuda:
+        fused = fold(model, dtype=torch.bfloat16, fused=True, without=run.without)
+        sizes = bucket_sizes(run.batch, every=run.every)
+        ahead_of_time = "compile_ahead" not in run.without
+        problem = fused_mismatch(fused, model, images[:_PROBE].float(), sizes=sizes, compile_ahead=ahead_of_time)
+        if problem:
+            failures.append(problem)
+        else:
+            yield from _fused_paths(fused, run)
+    plain = fold(model, dtype=torch.bfloat16, fused=False, without=run.without) if run.half else exact
+    yield _Attack(plain, plain, plain, "batch-norm folded")
+
+
+def _fused_paths(fused: Folded, run: _Run) -> Iterator[_Attack]:
+    """The paths of a network in fused operations."""
+    cuts = tuning.of(run.device).cuts if "split_batch" not in run.without else {}
+    network: Model = fused
+    if fused.manual is not None:
+        # Searches of an objective's own have shrinking sets too: captured gradients at a few sizes.
+        sizes = (*range(32, run.batch, 32), run.batch)
+        if fused.pointwise and cuts:
+            network = SplitBatch(fused, run.device, cuts)
+        replayed = Replayed(fused, sizes=sizes, kept=len(sizes))
+        yield _Attack(network, replayed, fused, "batch-norm folded, hand-written passes")
+        return
+    if fused.pointwise:
+        # Measured on an H200, batch 128: where batch-norm stands alone and the network is not hand-written, the
+        # compiler gains (WRN-34-10 7.6 against 9.1 ms a step); elsewhere it gains 2 % (ResNet-18 1.06 against 1.08) and
+        # is not worth its start. Only the runner has it, which calls it in captures alone.
+        network = SplitBatch(torch.compile(fused, dynamic=True), run.device, cuts)
+        yield _Attack(network, fused, fused, "batch-norm folded, torch.compile")
+        network = SplitBatch(fused, run.device, cuts)
+    yield _Attack(network, fused, fused, "batch-norm folded, fused operations")
+
+
+def _rehearse(network: Model | None, images: Tensor, dtype: torch.dtype, run: _Run) -> None:
+    """Compute a gradient of a full batch as a captured graph; on a CPU of a few images, uncaptured."""
+    assert network is not None
+    rows = torch.arange(run.batch if run.cuda else min(_PROBE, run.batch), device=images.device) % len(images)
+    x = images[rows].to(dtype)
+
+    def work() -> None:
+        logits, back = ahead(network, x)
+        back(torch.ones_like(logits))
+
+    graph = Captured(work, pool_for(run.device))
+    graph()
+
+
+def _select_update(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loss: Loss,
+    run: _Run,
+    *,
+    after: Callable[[], None],
+    also: Collection[Tensor],
+    exchange: Exchange,
+) -> tuple[Update, str]:
+    """The first path of the update that works, and its description."""
+    why = unsupported(optimizer, model)
+    failures = [why] if why else []
+    norms = norms_for(run.device) if run.half and "fused_bn" not in run.without else None
+    kernels = descent_for(run.device) if run.half and "fused_sgd" not in run.without else None
+    given: dict[str, Any] = {"batch": run.batch, "shape": run.shape, "device": run.device, "half": run.half}
+    given |= {"after": after, "also": list(also), "kernels": kernels, "exchange": exchange, "without": run.without}
+    compiled = run.cuda
+    while not why:
+        assert isinstance(optimizer, torch.optim.SGD)
+        update = FastUpdate(model, optimizer, loss, norms=norms, compiled=compiled, **given)
+        how = "fused batch-norm" if update.copy.fused is not None else "torch.compile" if compiled else "plain layers"
+        try:
+            update.rehearse()
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            failures.append(f"{how} fails: {reason(error)}")
+            if update.copy.fused is not None:
+                norms = None
+            elif compiled:
+                compiled = False
+            else:
+                break
+            continue
+        if update.copy.not_fused:
+            failures.append(update.copy.not_fused)
+        captured = f"uncaptured ({update.not_captured})" if update.not_captured else "captured"
+        captured = captured if run.cuda or update.not_captured else "uncaptured (no CUDA)"
+        return update, f"{how}{_because(failures)}, {captured}"
+    return PlainUpdate(model, optimizer, loss, after, exchange), f"plain, fp32 ({'; '.join(failures)})"
+
+
+def _folded_average(average: WeightAverage | None, folded: Folded | None, run: _Run) -> Folded | None:
+    """The average's folded network, where the model has one."""
+    if average is None or folded is None:
+        return None
+    fused = run.half and run.cuda and any(getattr(unit, "fused", False) for unit in folded.units)
+    return fold(average.model, dtype=folded.dtype, fused=fused, without=run.without)
+
+
+def _in_use(runner: CapturedAttack | None, folded: Folded | None, update: Update, cuda: bool) -> tuple[str, ...]:
+    """The hand-written parts that this engine runs."""
+    network = runner.network if runner is not None else None
+    manual = folded.manual if folded is not None and network is not None else None
+    kernels = runner is not None and runner.kernels is not None
+    fused = update.copy.fused if isinstance(update, FastUpdate) else None
+    in_use = {
+        "manual": isinstance(manual, ManualChain),
+        "manual_wide": manual is not None and not isinstance(manual, ManualChain),
+        "attack_step": kernels,
+        "halves": kernels and manual is not None and runner is not None and runner.halves,
+        "split_batch": isinstance(network, SplitBatch) and bool(network.cuts),
+        "side_stream": kernels and cuda and runner is not None and runner.side_stream,
+        "refresh": folded is not None and bool(folded.refreshed_at_once and folded.refreshed_at_once[1]),
+        "fused_bn": fused is not None,
+        "weight_stream": any(getattr(layer, "weight_stream", None) is not None for layer in _layers(fused)),
+        "wide_channels": any(getattr(layer, "more", 0) or getattr(layer, "fill", False) for layer in _layers(fused)),
+        "fused_sgd": isinstance(update, FastUpdate) and update.sgd.at_once is not None,
+        "compile_ahead": cuda and (manual is not None or fused is not None),
+    }
+    return tuple(name for name in PARTS if in_use[name])
+
+
+def _layers(module: nn.Module | None) -> Collection[nn.Module]:
+    return [] if module is None else list(module.modules())
+
+
+def _short(error: BaseException) -> str:
+    return str(error) if isinstance(error, NotCapturable) else reason(error)
 
 
 def _nothing() -> None:
     """There is nothing to do after an update."""
-
-
-def _as_it_is(model: nn.Module, half: bool) -> Network:
-    """The model itself in eval mode, for the time of a call."""
-    modules = list(model.modules())
-
-    def logits(x: Tensor) -> Tensor:
-        modes = [module.training for module in modules]
-        for module in modules:
-            module.training = False
-        try:
-            with torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=half):
-                out: Tensor = model(x)
-        finally:
-            for module, mode in zip(modules, modes, strict=True):
-                module.training = mode
-        return out.to(x.dtype)
-
-    return logits

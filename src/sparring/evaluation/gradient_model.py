@@ -1,8 +1,8 @@
 """The model that gradients and queries are taken from: the caller's own, or a bf16 network made from it for speed.
 
-The network is the engine's: batch-norm folded away, the first layer seeing pixels at 16 bits. It serves to find
-adversarial examples; what counts is judged by the caller's model (`verdict`). A model that cannot be folded runs itself
-under autocast. Works on the CPU too, where it is only slower.
+The network is the engine's: batch-norm folded away, the first layer reading pixels at 16 bits. It serves to find
+adversarial examples; verdicts come from the caller's model. A model that cannot be folded, or whose folded network
+differs from it on images, runs itself under autocast. Works on the CPU too, where it is only slower.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from sparring.attacks.checks import Model
-from sparring.engine.attack.folded import agrees, fold
+from sparring.engine.attack.folded import NotFolded, fold, fused_mismatch, mismatch
 from sparring.engine.attack.replay import SIZES, Replayed
 
 Precision = Literal["fp32", "bf16"]
@@ -23,39 +23,38 @@ Precision = Literal["fp32", "bf16"]
 
 @contextmanager
 def frozen(model: Model) -> Iterator[None]:
-    """No parameter asks for a gradient, for the time of an attack: FAB calls backward(), which would fill .grad."""
-    asking = [p for p in model.parameters() if p.requires_grad] if isinstance(model, nn.Module) else []
+    """Turn off the gradients of all parameters during an attack: FAB calls backward(), which would fill .grad."""
+    trained = [p for p in model.parameters() if p.requires_grad] if isinstance(model, nn.Module) else []
     try:
-        for parameter in asking:
+        for parameter in trained:
             parameter.requires_grad_(False)
         yield
     finally:
-        for parameter in asking:
+        for parameter in trained:
             parameter.requires_grad_(True)
 
 
 def gradient_model(
     model: Model, probe: Tensor, *, precision: Precision, most: int = 0, compiled: bool = False
 ) -> Model:
-    """What to take gradients from.
+    """The model to take gradients from.
 
     Args:
         model: in eval mode.
         probe: a few of the images it will see.
-        most: how many it will see at once.
+        most: the most images it will see at once.
     """
     if precision == "fp32":
         return model
-    if not isinstance(model, nn.Module) or not _folds(model, probe):
+    if not isinstance(model, nn.Module) or _why_not(model, probe):
         return _autocast(model)
     if probe.is_cuda and not compiled:  # fused operations are as fast as compiled ones and need no compiling
         fused = fold(model, dtype=torch.bfloat16, fused=True)
         sizes = [*(size for size in SIZES if size < most), min(most, SIZES[-1])] if most else []
-        if fused is not None and agrees(fused, model, probe.float(), sizes=sizes):
-            return fused if fused.passes is None else Replayed(fused)
+        if not fused_mismatch(fused, model, probe.float(), sizes=sizes):
+            return fused if fused.manual is None else Replayed(fused)
     network = fold(model, dtype=torch.bfloat16, fused=False)
-    assert network is not None
-    try:  # bf16 and channels_last may not suit what a stranger's forward does
+    try:  # bf16 and channels_last may not suit what the forward of an unknown model does
         with torch.enable_grad():
             point = probe.float().requires_grad_()
             torch.autograd.grad(network(point).sum(), point)
@@ -64,21 +63,15 @@ def gradient_model(
     return torch.compile(network, dynamic=True) if compiled else network
 
 
-@torch.no_grad()
-def _folds(model: nn.Module, probe: Tensor) -> bool:
-    """Whether folding keeps the function: tried on the probe, in the model's own precision."""
+def _why_not(model: nn.Module, probe: Tensor) -> str:
+    """Why the model is not folded; empty where folding keeps its function, in its own precision on the probe."""
     first = next(model.parameters(), None)
     if first is None or probe.ndim != 4:
-        return False
-    network = fold(model, dtype=first.dtype, fused=False)
+        return "it has no weights, or does not read images"
     try:
-        if network is None:
-            return False
-        expected, found = model(probe.to(first.dtype)), network(probe.to(first.dtype))
-    except (RuntimeError, TypeError, AttributeError, ValueError):  # a traced model may not be the model
-        return False
-    near = 1e-3 * float(expected.abs().max())
-    return bool(torch.allclose(expected, found, rtol=1e-3, atol=near))
+        return mismatch(fold(model, dtype=first.dtype, fused=False), model, probe)
+    except NotFolded as error:
+        return str(error)
 
 
 def _autocast(model: Model) -> Model:

@@ -14,7 +14,7 @@ if torch.cuda.is_available():
 from sparring.attacks import friendly_pgd
 from sparring.engine.attack.active_set import ActiveSet
 from sparring.engine.attack.buckets import fitting
-from sparring.engine.attack.runner import FastWalk
+from sparring.engine.attack.runner import CapturedAttack
 from sparring.engine.manual import fused_ops
 from sparring.engine.triton import attack_step, conv, pointwise, pooling
 from sparring.engine.triton.conv import Tiling
@@ -86,9 +86,9 @@ def test_a_network_back_for_some(folded, name, cudnn, monkeypatch):
     ours, _ = folded(Residual() if name == "residual" else build("small_cnn", num_classes=10, size=(8, 8)))
     draw = torch.Generator().manual_seed(0)
     x, slope = torch.rand(5, 3, 8, 8, generator=draw), torch.randn(5, 10, generator=draw)
-    _, values = ours.passes.forward(x, torch.arange(5))
+    _, values = ours.manual.forward(x, torch.arange(5))
     among = torch.tensor([3, 0, 4], dtype=torch.int32)
-    some, whole = ours.passes.back(slope, values, among), ours.passes.back(slope, values)[among]
+    some, whole = ours.manual.back(slope, values, among), ours.manual.back(slope, values)[among]
     assert some.shape == whole.shape and whole.any()
     assert torch.allclose(some, whole, rtol=1e-4, atol=1e-6 * float(whole.abs().max()))
 
@@ -106,9 +106,9 @@ def test_two_halves_are_a_step(folded):
         )
         active.begin(x, y, x, tau=0, eps=0.1, step_size=0.03)
         if halves:
-            active.look(ours.passes)
+            active.look(ours.manual)
             assert active.slots.tolist() == [1, 3, 0, 0, 0, 0, 0]
-            active.go(ours.passes, 4)
+            active.go(ours.manual, 4)
         else:
             active.step(ours, 6)
         sets.append(active)
@@ -126,7 +126,7 @@ class OneHidden:
         draw = torch.Generator().manual_seed(seed)
         self.inner = torch.randn(HIDDEN, PIXELS, generator=draw)
         self.outer = torch.randn(CLASSES, HIDDEN, generator=draw)
-        self.passes = self
+        self.manual = self
         self.looked = []  # how many came back from a look at how many
 
     def __call__(self, x):
@@ -173,7 +173,7 @@ def test_a_whole_attack_in_which_all_look_before_some_go(seed, count, tau, every
     x = torch.rand(count, *SHAPE, generator=draw)
     y = network(x).argmax(dim=1)
     y[::3] = (y[::3] + 1) % CLASSES
-    walk = FastWalk(network, 9, SHAPE, CLASSES, device=CPU, every=every, kernels=attack_step)
+    walk = CapturedAttack(network, 9, SHAPE, CLASSES, device=CPU, every=every, kernels=attack_step)
     setting = {"eps": 0.2, "step_size": 0.04, "steps": 5, "tau": tau, "loss": loss, "start": "uniform"}
     setting |= {"noise": 0.01, "project": True}
     for again in range(2):
@@ -196,7 +196,7 @@ def test_halves_are_made_when_somebody_may_stop(monkeypatch):
     draw = torch.Generator().manual_seed(3)
     x = torch.rand(9, *SHAPE, generator=draw)
     y = network(x).argmax(dim=1)
-    walk = FastWalk(network, 9, SHAPE, CLASSES, device=CPU, every=3, kernels=attack_step)
+    walk = CapturedAttack(network, 9, SHAPE, CLASSES, device=CPU, every=3, kernels=attack_step)
     setting = {"eps": 0.2, "step_size": 0.04, "steps": 4, "loss": "ce", "start": None, "noise": 0.0, "project": True}
     looks = []
     for tau, halved in ((4, False), (5, False), (1, True), (4, True), (0, True)):
@@ -214,7 +214,7 @@ def test_halves_are_made_when_somebody_may_stop(monkeypatch):
 def test_only_what_the_passes_take_goes_by_hand():
     network = OneHidden(0)
     how = {"steps": 2, "inner": "ce", "noise": False, "project": True, "device": CPU}
-    assert ActiveSet(2, SHAPE, CLASSES, kernels=attack_step, **how).passes(network) is network
-    assert ActiveSet(2, (1, 3, 3), CLASSES, kernels=attack_step, **how).passes(network) is None
-    assert ActiveSet(2, SHAPE, CLASSES, **how).passes(network) is None  # without kernels
-    assert ActiveSet(2, SHAPE, CLASSES, kernels=attack_step, **how).passes(lambda x: x) is None
+    assert ActiveSet(2, SHAPE, CLASSES, kernels=attack_step, **how).manual(network) is network
+    assert ActiveSet(2, (1, 3, 3), CLASSES, kernels=attack_step, **how).manual(network) is None
+    assert ActiveSet(2, SHAPE, CLASSES, **how).manual(network) is None  # without kernels
+    assert ActiveSet(2, SHAPE, CLASSES, kernels=attack_step, **how).manual(lambda x: x) is None

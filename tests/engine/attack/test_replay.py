@@ -13,7 +13,7 @@ PIXELS, CLASSES = (2, 2, 2), 3
 
 
 class Double:
-    """Passes of a network of one product and one square, by plain operations; counts what it is asked."""
+    """ManualChain of a network of one product and one square, by plain operations; counts what it is asked."""
 
     def __init__(self, weight):
         self.weight, self.sizes, self.fixed, self.most = weight, [], {}, 100
@@ -40,7 +40,7 @@ class Double:
 class Network(nn.Module):
     def __init__(self, weight):
         super().__init__()
-        self.weight, self.passes, self.seen = weight, Double(weight), []
+        self.weight, self.manual, self.seen = weight, Double(weight), []
 
     def forward(self, x):
         self.seen.append(len(x))
@@ -66,7 +66,7 @@ def test_answers_and_gradients_of_sizes_that_come_often(network):
         gradient, wanted = (torch.autograd.grad(out, x, slope)[0] for out, x in ((logits, ours), (expected, theirs)))
         assert torch.allclose(gradient, wanted, atol=1e-6)
     assert set(replayed.made) == {(4, *PIXELS)}  # 2 and 8 came too seldom
-    assert set(network.passes.sizes) == {4}
+    assert set(network.manual.sizes) == {4}
     assert set(network.seen) <= {1, 2, 3, 4, 8}
 
 
@@ -96,7 +96,7 @@ def test_sizes_that_alternate_are_not_captured_at_every_call(network, monkeypatc
 
 def test_what_is_filled_up_must_fit_too(network):
     """Seven images fit, the eight that they are filled up to do not."""
-    network.passes.most = 7
+    network.manual.most = 7
     replayed = Replayed(network, sizes=(4, 8))
     for _ in range(4):
         replayed(images(7, 0))
@@ -156,7 +156,7 @@ def test_what_the_passes_do_not_take_goes_to_the_network(network):
         for _ in range(4):
             assert torch.allclose(replayed(x), network(x))
     assert not replayed.made and len(network.seen) == 2 * 3 * 4
-    network.passes = None
+    network.manual = None
     assert torch.allclose(replayed(images(2, 0)), network(images(2, 0)))
 
 

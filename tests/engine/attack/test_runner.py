@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparring.attacks import friendly_pgd
-from sparring.engine.attack.runner import FastWalk
-from sparring.engine.attack.split_batch import Parted
-from sparring.engine.cuda_graphs import Beside
+from sparring.engine.attack.runner import CapturedAttack
+from sparring.engine.attack.split_batch import SplitBatch
+from sparring.engine.cuda_graphs import SideStream
 from tests.attacks.conftest import images, network
 
 CPU = torch.device("cpu")
@@ -34,7 +34,7 @@ def both(model, walk, x, y, seed=5, **changes):
 def test_equals_the_plain_attack(tau, loss, start, noise, project):
     model = network()
     x, y = images(model, 24)
-    walk = FastWalk(model, 24, (1, 6, 6), 4, device=CPU, dtype=torch.float64, every=5)
+    walk = CapturedAttack(model, 24, (1, 6, 6), 4, device=CPU, dtype=torch.float64, every=5)
     both(model, walk, x, y, tau=tau, loss=loss, start=start, noise=noise, project=project)
 
 
@@ -42,8 +42,8 @@ def test_equals_the_plain_attack(tau, loss, start, noise, project):
 def test_a_step_in_parts_is_the_same_step(loss):
     model = network()
     x, y = images(model, 24)
-    parted = Parted(model, CPU, {24: (15, 9), 20: (13, 7), 16: (3, 3, 10), 12: (7, 5), 8: (5, 3)})
-    walk = FastWalk(parted, 24, (1, 6, 6), 4, device=CPU, dtype=torch.float64, every=4)
+    parted = SplitBatch(model, CPU, {24: (15, 9), 20: (13, 7), 16: (3, 3, 10), 12: (7, 5), 8: (5, 3)})
+    walk = CapturedAttack(parted, 24, (1, 6, 6), 4, device=CPU, dtype=torch.float64, every=4)
     seen: list[int] = []
     hook = model.register_forward_pre_hook(lambda module, given: seen.append(len(given[0])))
     both(model, walk, x, y, loss=loss, eps=0.5, step_size=0.1)
@@ -62,7 +62,7 @@ def test_a_step_in_parts_is_the_same_step(loss):
 )
 def test_random_stop_patterns_partial_batches_and_buckets(seed, capacity, share, every, tau, size):
     model = network(seed=seed)
-    walk = FastWalk(model, capacity, (1, 6, 6), 4, device=CPU, dtype=torch.float64, every=every)
+    walk = CapturedAttack(model, capacity, (1, 6, 6), 4, device=CPU, dtype=torch.float64, every=every)
     count = max(1, int(share * capacity))
     for batch in range(2):  # the second finds the buffers as the first left them
         x, y = images(model, count, seed=seed + batch)
@@ -75,7 +75,7 @@ def test_every_step_is_counted(tau):
     """What the host has launched and what the device has done: a report is told from an older one by it."""
     model = network()
     x, y = images(model, 12)
-    walk = FastWalk(model, 12, (1, 6, 6), 4, device=CPU, dtype=torch.float64)
+    walk = CapturedAttack(model, 12, (1, 6, 6), 4, device=CPU, dtype=torch.float64)
     for _ in range(2):
         both(model, walk, x, y, tau=tau)
         (bench,) = walk.made.values()
@@ -86,7 +86,7 @@ def test_an_old_report_is_not_taken_for_the_new_one(monkeypatch):
     """A GPU reports when it gets there: what is read before is the step before."""
     model = network()
     x, y = images(model, 24)
-    walk = FastWalk(model, 24, (1, 6, 6), 4, device=CPU, dtype=torch.float64, every=4)
+    walk = CapturedAttack(model, 24, (1, 6, 6), 4, device=CPU, dtype=torch.float64, every=4)
     both(model, walk, x, y)
     (bench,) = walk.made.values()
     now, late = bench.active.read, []
@@ -107,9 +107,9 @@ def test_an_old_report_is_not_taken_for_the_new_one(monkeypatch):
 def test_the_next_numbers_may_be_drawn_when_all_steps_are_launched(tau, monkeypatch):
     model = network()
     x, y = images(model, 12)
-    walk = FastWalk(model, 12, (1, 6, 6), 4, device=CPU, dtype=torch.float64)
+    walk = CapturedAttack(model, 12, (1, 6, 6), 4, device=CPU, dtype=torch.float64)
     told = []
-    monkeypatch.setattr(Beside, "read", lambda beside: told.append(sum(walk.launched.values())))
+    monkeypatch.setattr(SideStream, "read", lambda beside: told.append(sum(walk.launched.values())))
     for _ in range(2):
         both(model, walk, x, y, tau=tau)
         assert told[-1] == sum(walk.launched.values())
@@ -121,7 +121,7 @@ def test_no_step_is_launched_for_nobody():
     x, _ = images(model, 12)
     with torch.no_grad():
         wrong = (model(x).argmax(dim=1) + 1) % 4  # all are fooled at the start
-    walk = FastWalk(model, 12, (1, 6, 6), 4, device=CPU, dtype=torch.float64)
+    walk = CapturedAttack(model, 12, (1, 6, 6), 4, device=CPU, dtype=torch.float64)
     assert both(model, walk, x, wrong, start=None).backprops.sum() == 0
     assert sum(walk.launched.values()) == 1
 
@@ -129,7 +129,7 @@ def test_no_step_is_launched_for_nobody():
 def test_schedules_need_no_new_buffers():
     model = network()
     x, y = images(model, 12)
-    walk = FastWalk(model, 12, (1, 6, 6), 4, device=CPU, dtype=torch.float64)
+    walk = CapturedAttack(model, 12, (1, 6, 6), 4, device=CPU, dtype=torch.float64)
     for tau, eps, size in [(0, 0.1, 0.02), (2, 0.05, 0.01), (8, 0.2, 0.05)]:
         both(model, walk, x, y, tau=tau, eps=eps, step_size=size)
     assert len(walk.made) == 1
@@ -138,7 +138,7 @@ def test_schedules_need_no_new_buffers():
 def test_only_the_bucket_is_computed():
     model = network()
     x, y = images(model, 24)
-    walk = FastWalk(model, 24, (1, 6, 6), 4, device=CPU, dtype=torch.float64, every=4)
+    walk = CapturedAttack(model, 24, (1, 6, 6), 4, device=CPU, dtype=torch.float64, every=4)
     sizes = []
     handle = model.register_forward_pre_hook(lambda module, inputs: sizes.append(len(inputs[0])))
     fast = walk(

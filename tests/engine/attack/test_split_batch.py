@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from sparring.engine.attack.split_batch import CUTS, Parted, ahead
+from sparring.engine.attack.split_batch import CUTS, SplitBatch, ahead
 from tests.engine.streams import Streams
 
 
@@ -16,7 +16,7 @@ def test_parts_are_the_whole(count):
     network = nn.Sequential(nn.Flatten(), nn.Linear(12, 7), nn.Tanh(), nn.Linear(7, 3)).double()
     seen = []
     network.register_forward_pre_hook(lambda module, given: seen.append(len(given[0])))
-    parted = Parted(network, torch.device("cpu"), {6: (4, 2), 8: (4, 2, 2)})
+    parted = SplitBatch(network, torch.device("cpu"), {6: (4, 2), 8: (4, 2, 2)})
     x, slope = torch.rand(count, 3, 2, 2).double(), torch.randn(count, 3).double()
     with torch.no_grad():  # as whoever calls it may have it
         logits, back = parted.ahead(x)
@@ -37,7 +37,7 @@ def test_parts_have_streams_of_their_own_once_they_are_tuned(monkeypatch):
         streams.say(f"{len(x)} images")
         return x.flatten(1)[:, :3].clone()
 
-    parted = Parted(network, torch.device("cpu"), {6: (4, 2)})
+    parted = SplitBatch(network, torch.device("cpu"), {6: (4, 2)})
     parted.streams = [streams.make("second")]
     x, slope = torch.rand(6, 3, 2, 2), torch.randn(6, 3)
     _, back = parted.ahead(x)

@@ -14,11 +14,11 @@ if torch.cuda.is_available():
     pytest.skip("for the interpreter; on CUDA run benchmarks/gpu_engine_check.py", allow_module_level=True)
 
 from sparring.engine.attack.folded import agrees, fold
-from sparring.engine.attack.runner import FastWalk
-from sparring.engine.attack.split_batch import Parted
+from sparring.engine.attack.runner import CapturedAttack
+from sparring.engine.attack.split_batch import SplitBatch
 from sparring.engine.folded_layers import ScaleShift
 from sparring.engine.manual import wide_resnet
-from sparring.engine.manual.wide_resnet import WidePasses
+from sparring.engine.manual.wide_resnet import ManualWideResNet
 from sparring.engine.triton import attack_step, pointwise
 from sparring.models import build
 
@@ -39,7 +39,7 @@ def both(monkeypatch):
                     norm.bias.uniform_(-0.5, 0.5)
             model.train()(torch.rand(8, 3, *SIDES.get(getattr(model, "kind", ""), (8, 8))))
         plain = fold(model, dtype=dtype, fused=True)
-        assert plain.passes is None  # a CPU
+        assert plain.manual is None  # a CPU
         monkeypatch.setattr(wide_resnet, "kernels_for", lambda device: attack_step)
         monkeypatch.setattr(wide_resnet, "pointwise_for", lambda device: pointwise)
         ours = fold(model, dtype=dtype, fused=True)
@@ -56,7 +56,7 @@ def close(ours, theirs):
 def test_both_ways(both, name):
     model = build(name, num_classes=10)
     ours, plain = both(model)
-    assert isinstance(ours.passes, WidePasses)
+    assert isinstance(ours.manual, ManualWideResNet)
     with torch.no_grad():  # an update: all weights are taken over anew
         for parameter in model.parameters():
             parameter.mul_(1.1)
@@ -72,9 +72,9 @@ def test_both_ways(both, name):
     assert close(logits, expected) and close(gradient, their_gradient)
     among = torch.tensor([3, 0, 4], dtype=torch.int32)
     rows = torch.tensor([4, 3, 2, 1, 0])
-    logits, values = ours.passes.forward(x, rows)
+    logits, values = ours.manual.forward(x, rows)
     assert close(logits, expected[rows])
-    some = ours.passes.to_pixels(ours.passes.back(slope[rows], values, among))
+    some = ours.manual.to_pixels(ours.manual.back(slope[rows], values, among))
     assert close(some, their_gradient[rows][among])
 
 
@@ -83,7 +83,7 @@ def test_both_ways_in_bf16(both):
     ours, plain = both(build("wrn-10-2", num_classes=10), torch.bfloat16)
     draw = torch.Generator().manual_seed(0)
     x, slope = torch.rand(4, 3, 8, 8, generator=draw), torch.randn(4, 10, generator=draw)
-    assert ours.passes.stem.split and ours.passes.takes(x) and not ours.passes.takes(torch.rand(4, 8, 8, 8))
+    assert ours.manual.stem.split and ours.manual.takes(x) and not ours.manual.takes(torch.rand(4, 8, 8, 8))
     found = []
     for network in (ours, plain):
         point = x.clone().requires_grad_()
@@ -104,8 +104,8 @@ def test_a_sum_is_rounded_before_it_is_scaled():
 
 def test_what_it_takes(both):
     ours, plain = both(build("wrn-10-1", num_classes=10))
-    assert ours.passes.takes(torch.empty(2, 3, 9, 7)) and not ours.passes.takes(torch.empty(2, 1, 8, 8))
-    assert not ours.passes.takes(torch.empty(2, 3, 8, 8).double()) and not ours.passes.takes(torch.empty(3, 8, 8))
+    assert ours.manual.takes(torch.empty(2, 3, 9, 7)) and not ours.manual.takes(torch.empty(2, 1, 8, 8))
+    assert not ours.manual.takes(torch.empty(2, 3, 8, 8).double()) and not ours.manual.takes(torch.empty(3, 8, 8))
     for odd in (torch.rand(2, 3, 9, 7), torch.rand(0, 3, 8, 8)):
         assert close(ours(odd), plain(odd)) if len(odd) else ours(odd).shape == (0, 10)
 
@@ -139,8 +139,8 @@ def test_a_whole_attack_in_parts(both, monkeypatch):
     """Steps run in parts; the one in which most stop in halves, and whole."""
     ours, plain = both(build("wrn-10-1", num_classes=10))
     sizes = []
-    really = WidePasses.forward
-    monkeypatch.setattr(WidePasses, "forward", lambda self, x, rows: sizes.append(len(rows)) or really(self, x, rows))
+    really = ManualWideResNet.forward
+    monkeypatch.setattr(ManualWideResNet, "forward", lambda self, x, rows: sizes.append(len(rows)) or really(self, x, rows))
     draw = torch.Generator().manual_seed(3)
     x = torch.rand(8, 3, 8, 8, generator=draw)
     y = plain(x).argmax(dim=1)
@@ -148,8 +148,8 @@ def test_a_whole_attack_in_parts(both, monkeypatch):
     setting = {"eps": 0.1, "step_size": 0.02, "steps": 4, "tau": 1, "loss": "ce", "start": "uniform"}
     setting |= {"noise": 0.001, "project": True}
     found, looks = [], []
-    for network, modules in ((Parted(ours, CPU, {8: (5, 3), 4: (2, 2)}), attack_step), (plain, None)):
-        walk = FastWalk(network, 8, (3, 8, 8), 10, device=CPU, every=4, kernels=modules)
+    for network, modules in ((SplitBatch(ours, CPU, {8: (5, 3), 4: (2, 2)}), attack_step), (plain, None)):
+        walk = CapturedAttack(network, 8, (3, 8, 8), 10, device=CPU, every=4, kernels=modules)
         got = walk(network, x, y, generator=torch.Generator().manual_seed(0), **setting)
         found.append((got.x_adv.clone(), got.backprops.clone()))
         (bench,) = walk.made.values()
@@ -242,7 +242,7 @@ KINDS = (
 def test_what_only_looks_like_one_is_left_to_autograd(both, kind):
     model = Second(kind) if kind == "second argument" else Odd(kind)
     ours, _ = both(model)
-    assert (ours.passes is not None) == (kind in KNOWN)
+    assert (ours.manual is not None) == (kind in KNOWN)
     x = torch.rand(2, 3, *SIDES.get(kind, (8, 8)))
     assert torch.allclose(ours(x), model.eval()(x), rtol=1e-3, atol=1e-4)
 

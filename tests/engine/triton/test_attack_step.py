@@ -19,7 +19,7 @@ if torch.cuda.is_available():
 from sparring.attacks import friendly_pgd
 from sparring.engine.attack.active_set import ActiveSet
 from sparring.engine.attack.folded import ConvUnit, fold
-from sparring.engine.attack.runner import FastWalk
+from sparring.engine.attack.runner import CapturedAttack
 from sparring.engine.manual import fused_ops
 from sparring.engine.triton import attack_step, pointwise, pooling
 from sparring.models import build
@@ -137,7 +137,7 @@ def test_a_whole_attack(seed, tau, every):
     x, y = active.x[:BATCH].clone(), active.y[:BATCH].clone()
     model = nn.Sequential(nn.Flatten(), nn.Linear(25, CLASSES, bias=False))
     model[1].weight.data.copy_(torch.randn(CLASSES, 25, generator=torch.Generator().manual_seed(seed)))
-    walk = FastWalk(model, BATCH, SHAPE, CLASSES, device=CPU, every=every, kernels=attack_step)
+    walk = CapturedAttack(model, BATCH, SHAPE, CLASSES, device=CPU, every=every, kernels=attack_step)
     setting = {"eps": 0.2, "step_size": 0.04, "steps": STEPS, "tau": tau, "loss": "ce", "start": "uniform"}
     setting |= {"noise": 0.0, "project": True}
     ours = walk(model, x, y, generator=torch.Generator().manual_seed(1), **setting)

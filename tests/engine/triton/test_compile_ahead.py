@@ -61,7 +61,7 @@ def test_what_lies_between_convolutions_was_compiled_before(name, monkeypatch):
     for kernel in kernels:
         monkeypatch.setattr(pointwise, kernel, kernels[kernel])
     monkeypatch.setattr(pointwise, "_relu_back", Kernel())
-    by_hand = fold(build(name, num_classes=10).eval(), dtype=torch.float32, fused=True).passes
+    by_hand = fold(build(name, num_classes=10).eval(), dtype=torch.float32, fused=True).manual
     by_hand.compile_for((8,), (3, 8, 8))
     logits, values = by_hand.forward(torch.rand(4, 3, 8, 8), torch.arange(4))
     for among in (None, torch.zeros(2, dtype=torch.int32)):
@@ -86,7 +86,7 @@ def test_what_a_step_launches_was_compiled_before(name, monkeypatch):
     for module, kernel in LAUNCHED:
         kernels[kernel] = Kernel()
         monkeypatch.setattr(module, kernel, kernels[kernel])
-    by_hand = fold(build(name, num_classes=10).eval(), dtype=torch.bfloat16, fused=True).passes
+    by_hand = fold(build(name, num_classes=10).eval(), dtype=torch.bfloat16, fused=True).manual
     cudnn = []
     monkeypatch.setattr(fused_ops.F, "conv2d", lambda *args, **kwargs: cudnn.append("forward"))
     monkeypatch.setattr(fused_ops, "input_gradient", lambda *args: cudnn.append("back"))
@@ -139,10 +139,10 @@ from sparring.engine.triton import batch_norm, conv, first_layer, pointwise, poo
 from sparring.engine.update import fuse_bn
 from sparring.models import build
 read_chain.convolutions_for = lambda device: (conv, first_layer, pooling)
-by_hand = fold(build("resnet18", num_classes=10).eval(), dtype=torch.bfloat16, fused=True).passes
+by_hand = fold(build("resnet18", num_classes=10).eval(), dtype=torch.bfloat16, fused=True).manual
 by_hand.compile_for((8, 128), (3, 32, 32))
 wide_resnet.kernels_for = wide_resnet.pointwise_for = lambda device: pointwise
-fold(build("wrn-16-2", num_classes=10).eval(), dtype=torch.bfloat16, fused=True).passes.compile_for((8,), (3, 32, 32))
+fold(build("wrn-16-2", num_classes=10).eval(), dtype=torch.bfloat16, fused=True).manual.compile_for((8,), (3, 32, 32))
 x, among = torch.empty(2, 64, 4, 4, dtype=torch.bfloat16), torch.zeros(2, dtype=torch.int32)
 for more, chosen in ((True, False), (False, True)):
     pointwise._relu_back.warmup(x, x, x, among if chosen else x, x, 1024, more, chosen, 1024, grid=(2,))

@@ -24,7 +24,7 @@ from sparring.engine.attack.active_set import ActiveSet
 from sparring.engine.attack.folded import fold
 from sparring.engine.attack.replay import Replayed
 from sparring.engine.manual import fused_ops
-from sparring.engine.manual.chain import Passes
+from sparring.engine.manual.chain import ManualChain
 from sparring.engine.triton import attack_step, conv, first_layer, pooling
 from sparring.engine.triton.conv import Tiling
 from sparring.models import build
@@ -134,34 +134,34 @@ def gradients(network, x, slope):
 
 def test_resnet18_is_known(folded):
     ours, _ = folded(build("resnet18", num_classes=10))
-    assert isinstance(ours.passes, Passes) and len(ours.passes.steps) == 16
-    assert [place for place, step in enumerate(ours.passes.steps) if step.shortcut is not None] == [5, 9, 13]
-    assert [step.added for step in ours.passes.steps[:4]] == [None, 0, None, 2]
+    assert isinstance(ours.manual, ManualChain) and len(ours.manual.steps) == 16
+    assert [place for place, step in enumerate(ours.manual.steps) if step.shortcut is not None] == [5, 9, 13]
+    assert [step.added for step in ours.manual.steps[:4]] == [None, 0, None, 2]
 
 
 def test_a_residual_network_by_hand_is_itself(folded):
     ours, plain = folded(Residual())
-    assert len(ours.passes.steps) == 6
+    assert len(ours.manual.steps) == 6
     draw = torch.Generator().manual_seed(0)
     x, slope = torch.rand(2, 3, 8, 8, generator=draw), torch.randn(2, 10, generator=draw)
     (logits, gradient), (expected, their_gradient) = (gradients(network, x, slope) for network in (ours, plain))
     assert torch.allclose(logits, expected, rtol=1e-4, atol=1e-5)
     assert torch.allclose(gradient, their_gradient, rtol=1e-3, atol=1e-5 * float(their_gradient.abs().max()))
     odd = torch.rand(1, 3, 9, 9, generator=draw)  # cannot be halved: the graph does it
-    assert not ours.passes.takes(odd) and torch.allclose(ours(odd), plain(odd), rtol=1e-4, atol=1e-5)
+    assert not ours.manual.takes(odd) and torch.allclose(ours(odd), plain(odd), rtol=1e-4, atol=1e-5)
     with pytest.raises(RuntimeError, match="channels"):
         ours(torch.rand(1, 1, 8, 8))
-    assert ours.passes.takes(torch.empty(4096, 3, 32, 32, device="meta"))
-    assert not ours.passes.takes(torch.empty(1024, 3, 224, 224, device="meta"))  # too many places for 32 bits
+    assert ours.manual.takes(torch.empty(4096, 3, 32, 32, device="meta"))
+    assert not ours.manual.takes(torch.empty(1024, 3, 224, 224, device="meta"))  # too many places for 32 bits
 
 
 def test_small_cnn_by_hand_is_small_cnn(folded):
     model = build("small_cnn", num_classes=10, size=(8, 8))
     ours, plain = folded(model)
-    assert [type(step).__name__ for step in ours.passes.steps] == [
+    assert [type(step).__name__ for step in ours.manual.steps] == [
         *("Conv", "MaxPool", "Conv", "Conv", "MaxPool", "Conv", "Conv", "MaxPool", "Flat")
     ]
-    assert ours.passes.steps[6].filter.weight.shape == (256, 256, 3, 3)  # 196 filled up
+    assert ours.manual.steps[6].filter.weight.shape == (256, 256, 3, 3)  # 196 filled up
     draw = torch.Generator().manual_seed(0)
     x, slope = torch.rand(3, 3, 8, 8, generator=draw), torch.randn(3, 10, generator=draw)
     with torch.no_grad():  # an update: all weights are taken over anew
@@ -227,14 +227,14 @@ def test_what_only_looks_known_is_left_to_autograd(monkeypatch, kind):
     torch.manual_seed(0)
     model = Odd(kind).eval()
     network = fold(model, dtype=torch.float32, fused=True)
-    assert network.passes is None
+    assert network.manual is None
     x = torch.rand(2, 3, *((2, 2) if "broadcast" in kind else (8, 8)))  # 2x2 and 1x1 are added by broadcasting
     assert torch.allclose(network(x), model(x), rtol=1e-4, atol=1e-5)
 
 
 def test_a_bias_that_is_lent_is_lent_once_however_often(folded):
     ours, plain = folded(Odd("lent"), norm=False)
-    assert ours.passes.steps[1].shortcut is not None
+    assert ours.manual.steps[1].shortcut is not None
     x = torch.rand(2, 3, 8, 8)
     expected = ours(x)
     for _ in range(2):
@@ -245,7 +245,7 @@ def test_a_bias_that_is_lent_is_lent_once_however_often(folded):
 
 def test_a_step_by_hand_is_a_step(folded):
     ours, plain = folded(OneBlock())
-    assert ours.passes is not None
+    assert ours.manual is not None
     draw = torch.Generator().manual_seed(1)
     x = torch.rand(5, 3, 8, 8, generator=draw)
     y = plain(x).argmax(dim=1)
@@ -282,7 +282,7 @@ def test_replayed_passes_are_the_passes(folded):
 @pytest.mark.parametrize("kind", ["pooled", "twice"])
 def test_what_is_not_known_is_left_to_autograd(folded, kind):
     ours, plain = folded(OneBlock(kind))
-    assert ours.passes is None
+    assert ours.manual is None
     x = torch.rand(2, 3, 8, 8)
     assert torch.allclose(ours(x), plain(x))
 

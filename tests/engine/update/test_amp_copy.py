@@ -12,7 +12,7 @@ from torch import nn
 
 from sparring.engine.cuda_graphs import Captured
 from sparring.engine.update import step as step_module
-from sparring.engine.update.amp_copy import WorkingCopy
+from sparring.engine.update.amp_copy import AmpCopy
 from sparring.engine.update.fuse_bn import Bare
 from sparring.engine.update.step import FastUpdate, PlainUpdate
 from sparring.objectives import OBJECTIVES
@@ -71,7 +71,7 @@ def assert_same(one: nn.Module, other: nn.Module, tolerance: float) -> None:
             assert torch.equal(a, b), name
 
 
-def assert_not_stale(working: WorkingCopy, *, exact: bool) -> None:
+def assert_not_stale(working: AmpCopy, *, exact: bool) -> None:
     assert len(working.copies) == 4  # three weights, and the bias of the linear layer
     for leaf, weight in zip(working.copies, working.weights, strict=True):
         assert leaf.stride() == weight.stride()

@@ -16,7 +16,7 @@ if torch.cuda.is_available():
 from sparring.engine.attack.folded import fold
 from sparring.engine.triton import batch_norm, pooling
 from sparring.engine.update import fuse_bn
-from sparring.engine.update.weight_gradients import Aside
+from sparring.engine.update.weight_gradients import WeightGradientStream
 from tests.engine.networks import Before, Chain
 
 
@@ -136,7 +136,7 @@ def test_a_frozen_convolution_is_left_to_autograd():
     torch.manual_seed(0)
     model = Before().to(memory_format=torch.channels_last).train()
     model.blocks[0].conv1.weight.requires_grad_(False)
-    aside = Aside(torch.device("cpu"))
+    aside = WeightGradientStream(torch.device("cpu"))
     graph = fuse_bn.fuse(model, batch_norm, pooling, aside)
     learned = [p for p in model.parameters() if p.requires_grad]
     x = torch.rand(4, 3, 8, 8).contiguous(memory_format=torch.channels_last)
@@ -157,7 +157,7 @@ def test_a_convolution_called_by_name_is_left_as_it_is():
     torch.manual_seed(0)
     model = ByKeyword().to(memory_format=torch.channels_last).train()
     other = copy.deepcopy(model)
-    graph = fuse_bn.fuse(model, batch_norm, pooling, Aside(torch.device("cpu")))
+    graph = fuse_bn.fuse(model, batch_norm, pooling, WeightGradientStream(torch.device("cpu")))
     x = torch.rand(4, 3, 8, 8).contiguous(memory_format=torch.channels_last)
     assert torch.allclose(graph(x), other(x), atol=1e-5)
 

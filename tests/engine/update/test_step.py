@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from sparring.engine.ema import Average
+from sparring.engine.ema import WeightAverage
 from sparring.engine.update.step import FastUpdate, PlainUpdate
 from sparring.objectives import OBJECTIVES
 from tests.attacks.conftest import images, network
@@ -76,7 +76,7 @@ def trained(count, updates=3):
     """Weights, their average and momenta after some updates of so many of eight images; and how often it settled."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(64, 4)).train()
-    average, settled = Average(model, 0.9), []
+    average, settled = WeightAverage(model, 0.9), []
     given = {"batch": 8, "shape": (1, 6, 6), "device": torch.device("cpu"), "half": False, "compiled": False}
     given |= {"after": average.move, "also": list(average.state().values())}
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9)

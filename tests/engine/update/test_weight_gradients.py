@@ -7,11 +7,11 @@ import torch
 from torch import nn
 from torch.nn.grad import conv2d_weight
 
-from sparring.engine.update.weight_gradients import Aside
+from sparring.engine.update.weight_gradients import WeightGradientStream
 from tests.engine.streams import Streams
 
 
-class Beside(nn.Module):
+class SideStream(nn.Module):
     """A convolution whose weight's gradient is found aside, filled up with zeros."""
 
     def __init__(self, conv, aside, more=0):
@@ -26,11 +26,11 @@ class Beside(nn.Module):
 @pytest.fixture
 def both():
     torch.manual_seed(0)
-    aside = Aside(torch.device("cpu"))
+    aside = WeightGradientStream(torch.device("cpu"))
     convs = [nn.Conv2d(3, 6, 3, padding=1, stride=2, bias=False), nn.Conv2d(6, 4, 3, dilation=2, groups=2, bias=False)]
     convs = [conv.double() for conv in convs]
     end = nn.Sequential(nn.Flatten(), nn.LazyLinear(5)).double()
-    ours = nn.Sequential(Beside(convs[0], aside, more=2), nn.Tanh(), Beside(convs[1], aside), nn.Tanh(), end)
+    ours = nn.Sequential(SideStream(convs[0], aside, more=2), nn.Tanh(), SideStream(convs[1], aside), nn.Tanh(), end)
     theirs = nn.Sequential(convs[0], nn.Tanh(), convs[1], nn.Tanh(), end)
     theirs(torch.zeros(1, 3, 16, 16).double())
     return aside, ours, theirs
@@ -64,7 +64,7 @@ def test_the_same_gradient(both, loss):
 def test_every_copy_of_a_weight_brings_its_gradient():
     torch.manual_seed(0)
     conv = nn.Conv2d(3, 16, 3, padding=1, bias=False)
-    aside = Aside(torch.device("cpu"))
+    aside = WeightGradientStream(torch.device("cpu"))
     x = torch.rand(4, 8, 8, 8)  # halves that have nothing to do with each other
     out = aside.convolution(x, conv, nn.functional.pad(torch.cat([conv.weight] * 2, 1), (0, 0, 0, 0, 0, 2)), 2)
     slope = torch.randn(out.shape)
@@ -147,7 +147,7 @@ def test_images_are_cast_to_the_weights_precision(both):
     aside, _, _ = both
     conv = nn.Conv2d(3, 6, 3, bias=False).bfloat16()
     x = images(0).float().requires_grad_()
-    out = Beside(conv, aside)(x)
+    out = SideStream(conv, aside)(x)
     assert out.dtype == torch.bfloat16
     of_x, of_weight = aside.gradients(out.float().sum(), [x, conv.weight])
     assert of_x.dtype == torch.float32 and of_weight.dtype == torch.bfloat16

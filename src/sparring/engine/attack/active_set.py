@@ -1,9 +1,10 @@
-"""The active set on the device: one step of PGD-K-tau without asking the host anything.
+"""The active set on the device: one step of PGD-K-tau without a question to the host.
 
-Every tensor has a fixed place, so that a step can be captured as a CUDA graph; on the CPU the same code runs as it is
+Every tensor has a fixed place, so that a step can be captured as a CUDA graph; on the CPU the same code runs uncaptured
 and is tested there against the plain attack. Images stay in the caller's order. `rows` lists the examples that still
-walk, first ones first; behind them it points at a spare row, the sink, where what is computed for nothing is written.
-Where Triton is, the bookkeeping is three launches (kernels.py); `_judge`, `_compact` and `_move` are what they compute.
+take steps, in order; behind them it points at a spare row, the sink, which takes what is computed for nothing. Where
+Triton runs, the bookkeeping is three launches (triton/attack_step.py); `_judge`, `_compact` and `_move` are the same in
+torch's operations.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ import torch
 from torch import Tensor
 
 from sparring.attacks import ball, losses
-from sparring.engine.attack.split_batch import Network, Parted, ahead
-from sparring.engine.cuda_graphs import Beside
-from sparring.engine.manual.fused_ops import kernels_for
-from sparring.engine.manual.manual_network import ByHand
+from sparring.attacks.checks import Model
+from sparring.engine.attack.split_batch import SplitBatch, ahead
+from sparring.engine.cuda_graphs import SideStream
+from sparring.engine.manual.manual_network import ManualNetwork
 
 
 class ActiveSet:
@@ -36,9 +37,13 @@ class ActiveSet:
         device: torch.device,
         dtype: torch.dtype = torch.float32,
         kernels: ModuleType | None = None,
+        side_stream: bool = True,
     ) -> None:
-        """`kernels` stands in for those of the device."""
-        self.kernels = kernels or (kernels_for(device) if dtype == torch.float32 else None)
+        """`kernels` are those of triton/attack_step.py, which read fp32; without them torch's operations run.
+
+        `side_stream`: draw random numbers beside other work.
+        """
+        self.kernels = kernels if dtype == torch.float32 else None
         self.batch, self.steps, self.inner, self.project = batch, steps, inner, project
         row = (batch + 1, *shape)  # the last one is the sink
         self.x = torch.zeros(row, device=device, dtype=dtype)
@@ -46,7 +51,7 @@ class ActiveSet:
         self.natural = torch.zeros(batch + 1, classes, device=device, dtype=dtype) if inner == "kl" else None
         self.kicks = torch.zeros(steps, *row, device=device, dtype=dtype) if noise else None
         self.drawn = torch.zeros(row, device=device, dtype=dtype)  # of a start
-        self.draws = Beside(device)
+        self.draws = SideStream(device if side_stream else torch.device("cpu"))
         self.y = torch.zeros(batch + 1, device=device, dtype=torch.int64)
         self.tau_left = torch.zeros(batch + 1, device=device, dtype=torch.int64)
         self.backprops = torch.zeros(batch + 1, device=device, dtype=torch.int64)
@@ -57,18 +62,18 @@ class ActiveSet:
         self.wrong = torch.zeros(batch, device=device, dtype=torch.int32)
         self.target = torch.full((batch,), batch, device=device)
         self.slots = torch.zeros(batch + 1, device=device, dtype=torch.int32)  # of those that go on, in the last step
-        # What the host reads: the number of steps ever taken and the examples that took the last, in one word, so that
-        # the two can never be read apart.
+        # What the host reads, in one word so that it is always consistent: the number of steps ever taken, and the
+        # number of examples that took the last.
         self.serial = torch.zeros(1, device=device, dtype=torch.int64)
         self.report = torch.zeros(1, dtype=torch.int64, pin_memory=device.type == "cuda")
         self.word = self.report.numpy()  # the same memory, without an operation of torch
-        # What `look` leaves for `go`: the logits' gradient, and all values.
-        self.seen: tuple[Tensor, list[Tensor]] | None = None
+        # What `check` leaves for `go`: the gradient at the logits, and all values.
+        self.checked: tuple[Tensor, list[Tensor]] | None = None
 
     def begin(
         self, x: Tensor, y: Tensor, start: Tensor, *, tau: int, eps: float, step_size: float, noise: float = 0.0
     ) -> None:
-        """Put a batch in. It may be smaller than the capacity: the rest of the rows point at the sink."""
+        """Put a batch in. It may be smaller than the capacity: the remaining rows point at the sink."""
         count = len(x)
         self.x[:count].copy_(x)
         self.x_adv[:count].copy_(start)
@@ -93,7 +98,7 @@ class ActiveSet:
         step_size: float,
         noise: float = 0.0,
     ) -> None:
-        """`begin` from `threat.random_start`; and the noise of all steps, drawn in their order."""
+        """`begin` at `ball.random_start`, and draw the noise of all steps in their order."""
         count = len(x)
         kicks = () if self.kicks is None else self.kicks[:, :count]
         if self.kernels is None or x.dtype != torch.float32 or generator.device != x.device:
@@ -116,72 +121,72 @@ class ActiveSet:
         self.kernels.reset(y, *state, tau=tau, eps=eps, step_size=step_size, noise=noise)
 
     def end(self) -> None:
-        """All steps of the batch are launched: the next one's random numbers may be drawn behind them."""
+        """All steps of the batch are launched: the next batch's random numbers may be drawn after them."""
         self.draws.read()
 
-    def passes(self, network: Network) -> ByHand | None:
-        """The network by hand, where it can be."""
-        found: ByHand | None = getattr(network, "passes", None)
+    def manual(self, network: Model) -> ManualNetwork | None:
+        """The hand-written network, where there is one that takes these images."""
+        found: ManualNetwork | None = getattr(network, "manual", None)
         return found if found is not None and self.kernels is not None and found.takes(self.x) else None
 
-    def step(self, network: Network, size: int) -> None:
+    def step(self, network: Model, size: int) -> None:
         """One step of the first `size` rows: check, report and compact, then gradient and move."""
         rows = self.rows[:size]
-        passes = self.passes(network)
-        if passes is not None and not isinstance(network, Parted):
-            self._step_by_hand(passes, rows)
+        manual = self.manual(network)
+        if manual is not None and not isinstance(network, SplitBatch):
+            self._manual_step(manual, rows)
             return
         point = self.x_adv[rows]
-        logits, back = network.ahead(point) if isinstance(network, Parted) else ahead(network, point)
+        logits, back = network.ahead(point) if isinstance(network, SplitBatch) else ahead(network, point)
         # The report goes out before the gradient: the host chooses the next bucket while it is computed.
         if self.kernels is None:
-            slope = self._judge(logits, rows)
+            output_gradient = self._judge(logits, rows)
             self._compact(size)
         else:
-            slope = self._judge_and_compact(logits, rows)
-        gradient = back(slope)
+            output_gradient = self._judge_and_compact(logits, rows)
+        gradient = back(output_gradient)
         if self.kernels is None:
             self._move(gradient)
         else:
             moving = (self.x_adv, self.x, self.kicks, gradient, self.target, self.numbers, self.step_index)
             self.kernels.move(*moving, project=self.project)
 
-    def _step_by_hand(self, passes: ByHand, rows: Tensor) -> None:
-        """The same with a network whose first kernel gathers the rows and whose last one moves them."""
-        logits, values = passes.forward(self.x_adv, rows)
-        gradient = passes.back(self._judge_and_compact(logits, rows), values)
-        self._move_by_hand(passes, gradient, self.target)
+    def _manual_step(self, manual: ManualNetwork, rows: Tensor) -> None:
+        """The same with a hand-written network: its first kernel gathers the rows, and its last one moves them."""
+        logits, values = manual.forward(self.x_adv, rows)
+        gradient = manual.back(self._judge_and_compact(logits, rows), values)
+        self._manual_move(manual, gradient, self.target)
 
-    def look(self, passes: ByHand) -> None:
+    def check(self, manual: ManualNetwork) -> None:
         """The first half of a step, for all rows: check, report and compact.
 
         Captured once: the graphs of `go` read what the last call here has left, and hold no memory themselves.
         """
-        self.seen = None  # two of it need not exist at once
-        logits, values = passes.forward(self.x_adv, self.rows[: self.batch])
-        self.seen = self._judge_and_compact(logits, self.rows[: self.batch]), values
+        self.checked = None  # two of it need not exist at once
+        logits, values = manual.forward(self.x_adv, self.rows[: self.batch])
+        self.checked = self._judge_and_compact(logits, self.rows[: self.batch]), values
 
-    def go(self, passes: ByHand, size: int) -> None:
+    def go(self, manual: ManualNetwork, size: int) -> None:
         """The second half: gradient and move of the first `size` of those that go on."""
-        assert self.seen is not None
-        gradient = passes.back(*self.seen, among=self.slots[:size])
-        self._move_by_hand(passes, gradient, self.rows[:size])
+        assert self.checked is not None
+        gradient = manual.back(*self.checked, among=self.slots[:size])
+        self._manual_move(manual, gradient, self.rows[:size])
 
-    def _move_by_hand(self, passes: ByHand, gradient: Tensor, target: Tensor) -> None:
-        walk = (self.x_adv, self.x, target, self.kicks, self.numbers, self.step_index)
-        passes.move(gradient, *walk, project=self.project)
+    def _manual_move(self, manual: ManualNetwork, gradient: Tensor, target: Tensor) -> None:
+        state = (self.x_adv, self.x, target, self.kicks, self.numbers, self.step_index)
+        manual.move(gradient, *state, project=self.project)
 
     def _judge_and_compact(self, logits: Tensor, rows: Tensor) -> Tensor:
         """`_judge` and `_compact` in two launches."""
         assert self.kernels is not None
-        slope: Tensor = self.kernels.judge(logits, self.natural, rows, self.y, self.wrong)
+        output_gradient: Tensor = self.kernels.judge(logits, self.natural, rows, self.y, self.wrong)
         state = (self.tau_left, self.backprops, self.serial, self.report, self.step_index)
         numbers = {"size": len(rows), "batch": self.batch, "steps": self.steps}
         self.kernels.compact(self.wrong, self.rows, self.target, self.slots, *state, **numbers)
-        return slope
+        return output_gradient
 
     def _judge(self, logits: Tensor, rows: Tensor) -> Tensor:
-        """Who is fooled; and the gradient of the loss with respect to the logits."""
+        """Mark the examples that are misclassified; return the gradient of the loss at the logits."""
         label, logits = self.y[rows], logits.detach().requires_grad_()
         self.wrong[: len(rows)].copy_(logits.argmax(dim=1) != label)
         per_example = (
@@ -190,7 +195,7 @@ class ActiveSet:
         return torch.autograd.grad(per_example.sum(), logits)[0]
 
     def _compact(self, size: int) -> None:
-        """Who goes on: a stable partition. The places behind them point at the sink."""
+        """Move the examples that go on to the front, in order; the places behind them point at the sink."""
         rows, wrong = self.rows[:size].clone(), self.wrong[:size].bool()
         going = (rows < self.batch) & ~(wrong & (self.tau_left[rows] == 0))
         self.serial.add_(1)
@@ -207,7 +212,7 @@ class ActiveSet:
         self.slots.index_copy_(0, place, self.places[:size].int())
 
     def _move(self, gradient: Tensor) -> None:
-        """A step along the sign of the gradient; what has stopped moves in the sink."""
+        """Take a step along the sign of the gradient; examples that have stopped move in the sink."""
         eps, step_size, noise = self.numbers
         target = self.target[: len(gradient)]
         natural = self.x[target]
@@ -219,6 +224,6 @@ class ActiveSet:
         self.x_adv.index_copy_(0, target, moved.clamp(0.0, 1.0))
 
     def read(self) -> tuple[int, int]:
-        """(steps ever taken, examples that took the last), as far as the device has come."""
+        """(steps ever taken, examples that took the last), as last reported by the device."""
         serial, count = divmod(int(self.word[0]), self.batch + 1)
         return serial, count

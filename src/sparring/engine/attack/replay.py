@@ -1,4 +1,4 @@
-"""A folded network for callers who ask often about few images: its passes are captured once and replayed.
+"""A folded network for callers who ask often about few images: its manual are captured once and replayed.
 
 AutoAttack asks thousands of times about some hundred images; launching forty kernels takes longer then than running
 them. Every answer is a copy, so that a caller may keep it and call again before he asks for a gradient.
@@ -13,15 +13,15 @@ from torch import Tensor, nn
 
 from sparring.engine.attack.buckets import fitting
 from sparring.engine.attack.folded import Folded
-from sparring.engine.cuda_graphs import Captured
-from sparring.engine.manual.manual_network import ByHand
+from sparring.engine.cuda_graphs import Captured, NotCapturable, pool_for
+from sparring.engine.manual.manual_network import ManualNetwork
 
 SIZES = (*range(32, 257, 32), *range(320, 1025, 64))  # more images keep a GPU busy without this
 _PATIENCE = 3  # calls of a size before it is worth a capture
 
 
 class Replayed(nn.Module):
-    """The network, by captured passes for the sizes that come often.
+    """The network, by captured manual for the sizes that come often.
 
     Images are filled up to one of the sizes, captured or not, so that a capture changes no bit of an answer.
     """
@@ -35,13 +35,13 @@ class Replayed(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Pixels to logits."""
-        passes = self.network.passes
+        manual = self.network.manual
         size = fitting(self.sizes, len(x)) if 0 < len(x) <= self.sizes[-1] else 0
-        if passes is None or not size or not passes.takes(x, size):
+        if manual is None or not size or not manual.takes(x, size):
             return self.network(x)  # type: ignore[no-any-return]
         shape = (size, *x.shape[1:])
         self.asked[shape] = self.asked.get(shape, 0) + 1
-        pair = self._pair(passes, shape, x.device) if self.asked[shape] >= _PATIENCE else None
+        pair = self._pair(manual, shape, x.device) if self.asked[shape] >= _PATIENCE else None
         if pair is None:
             filled = torch.cat([x, x.new_zeros(shape[0] - len(x), *x.shape[1:])])
             return self.network(filled)[: len(x)]  # type: ignore[no-any-return]
@@ -53,12 +53,12 @@ class Replayed(nn.Module):
         self.made.clear()
         self.asked.clear()
 
-    def _pair(self, passes: ByHand, shape: tuple[int, ...], device: torch.device) -> _Pair | None:
-        """The captured passes; none where there is no memory for them."""
+    def _pair(self, manual: ManualNetwork, shape: tuple[int, ...], device: torch.device) -> _Pair | None:
+        """The captured manual; none where there is no memory for them."""
         pair = self.made.pop(shape, None)
         try:
-            pair = pair or _Pair(passes, shape, device)
-        except torch.OutOfMemoryError:
+            pair = pair or _Pair(manual, shape, device)
+        except (torch.OutOfMemoryError, NotCapturable):
             self.made.clear()
             self.asked[shape] = -1000  # not again soon
             return None
@@ -71,23 +71,23 @@ class Replayed(nn.Module):
 
 
 class _Pair:
-    """Both passes for one number of images, on tensors that stay in place."""
+    """Both manual for one number of images, on tensors that stay in place."""
 
     logits: Tensor
     gradient: Tensor
 
-    def __init__(self, passes: ByHand, shape: tuple[int, ...], device: torch.device) -> None:
+    def __init__(self, manual: ManualNetwork, shape: tuple[int, ...], device: torch.device) -> None:
         self.x = torch.zeros(shape, device=device)
         self.rows = torch.arange(len(self.x), device=device)
         self.serial = 0  # of the images that the values belong to
         self.values: list[Tensor] = []
-        pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+        pool = pool_for(device)
 
         def there() -> None:
-            self.logits, self.values = passes.forward(self.x, self.rows)
+            self.logits, self.values = manual.forward(self.x, self.rows)
 
         def back() -> None:
-            self.gradient = passes.to_pixels(passes.back(self.slope, self.values))
+            self.gradient = manual.to_pixels(manual.back(self.slope, self.values))
 
         self.there = Captured(there, pool)
         self.there()

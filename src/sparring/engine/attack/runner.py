@@ -1,9 +1,9 @@
-"""PGD-K-tau at the speed of a GPU: the same call as `attacks.friendly_pgd`, with steps captured as CUDA graphs.
+"""PGD-K-tau at the speed of a GPU: the numbers of a `KTauPGD`, with its steps captured as CUDA graphs.
 
 One graph per bucket of batch sizes. A step reports how many examples go on before it computes their gradient, so the
-host picks the next bucket while the gradient is still being computed, and the GPU never waits for the host, but once:
-the first step in which examples may stop is two graphs, so that nobody computes a gradient for those that do. tau, eps
-and the step size are numbers in memory: a schedule recaptures nothing. Without CUDA the same steps run uncaptured.
+host picks the next bucket while the gradient is still being computed, and the GPU does not wait for the host, but once:
+the first step in which examples may stop is two graphs, so that no gradient is computed for those that do. tau, eps and
+the step size are numbers in memory: a schedule recaptures nothing. Without CUDA the same steps run uncaptured.
 """
 
 from __future__ import annotations
@@ -14,25 +14,26 @@ import time
 from types import ModuleType
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from sparring.attacks import Found, ball
+from sparring.attacks import Found
+from sparring.attacks.checks import Model
 from sparring.engine.attack.active_set import ActiveSet
 from sparring.engine.attack.buckets import bucket_sizes, fitting
-from sparring.engine.attack.split_batch import Network
-from sparring.engine.cuda_graphs import Captured
-from sparring.errors import UserError
+from sparring.engine.attack.split_batch import SplitBatch
+from sparring.engine.cuda_graphs import Captured, pool_for
+from sparring.objectives.base import KTauPGD
 
 # sleep(0) takes some 50 us on Linux, where it waits for a timer: as long as half a step of a small network.
 _let_others_run = getattr(os, "sched_yield", lambda: time.sleep(0))
 
 
-class FastWalk:
+class CapturedAttack:
     """Attacks batches of up to `batch` images with one network. What it returns is valid until the next call."""
 
     def __init__(
         self,
-        network: Network,
+        network: Model,
         batch: int,
         shape: tuple[int, ...],
         classes: int,
@@ -41,123 +42,129 @@ class FastWalk:
         dtype: torch.dtype = torch.float32,
         every: int = 16,
         kernels: ModuleType | None = None,
+        halves: bool = True,
+        side_stream: bool = True,
+        captured: bool = True,
     ) -> None:
-        """`kernels` stands in for those of the device."""
+        """Made once for a run.
+
+        Args:
+            every: width of the buckets.
+            kernels: those of triton/attack_step.py, where they can run.
+            halves: run the first step in which examples may stop as two graphs, where the network is hand-written.
+            side_stream: draw random numbers beside other work.
+            captured: whether the steps are captured, where there is CUDA.
+        """
         self.network, self.batch, self.shape, self.classes = network, batch, shape, classes
         self.device, self.dtype, self.kernels = device, dtype, kernels
+        self.halves, self.side_stream = halves, side_stream
         self.sizes = bucket_sizes(batch, every=every)
-        self.pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
-        self.made: dict[tuple[int, str, bool, bool], _Bench] = {}
+        self.pool = pool_for(device) if captured else None
+        self.made: dict[tuple[int, str, bool, bool], _CapturedPGD] = {}
         self.launched = dict.fromkeys(self.sizes, 0)  # steps by bucket, over all calls
 
-    def __call__(
-        self,
-        model: nn.Module,
-        x: Tensor,
-        y: Tensor,
-        *,
-        eps: float,
-        step_size: float,
-        steps: int,
-        tau: int,
-        loss: str,
-        start: ball.Start,
-        noise: float,
-        project: bool,
-        generator: torch.Generator,
-    ) -> Found:
-        """As `friendly_pgd`, for images that are known to be good. `model` is not called: the network stands for it."""
-        if loss not in ("ce", "kl"):
-            raise UserError(f"the engine climbs 'ce' or 'kl', got {loss!r}. Use --engine plain.")
-        key = (steps, loss, noise > 0, project)
+    def uncapture(self) -> None:
+        """Run the steps uncaptured from here on, and undivided: parts on two streams are safe in captures alone."""
+        self.pool = None
+        if isinstance(self.network, SplitBatch):
+            self.network = self.network.network
+        self.made.clear()
+
+    def capture(self, search: KTauPGD) -> _CapturedPGD:
+        """Buffers and captured steps for this attack, made at its first call. Raises what the capture raises."""
+        key = (search.steps, search.loss, search.noise > 0, search.project)
         if key not in self.made:
-            self.made[key] = _Bench(self, *key)
-        bench = self.made[key]
-        if tau < steps:
-            bench.halve()
-        active, count = bench.active, len(x)
-        active.begin_at_random(
-            x, y, start=start, generator=generator, tau=tau, eps=eps, step_size=step_size, noise=noise
-        )
+            self.made[key] = _CapturedPGD(self, *key)
+        if search.tau < search.steps and self.halves:
+            self.made[key].halve()
+        return self.made[key]
+
+    def __call__(self, search: KTauPGD, x: Tensor, y: Tensor, generator: torch.Generator) -> Found:
+        """As `search` does it with the network; x and y are known to be valid."""
+        pgd = self.capture(search)
+        tau, steps, active, count = search.tau, search.steps, pgd.active, len(x)
+        numbers = {"tau": tau, "eps": search.eps, "step_size": search.step_size, "noise": search.noise}
+        active.begin_at_random(x, y, start=search.start, generator=generator, **numbers)  # type: ignore[arg-type]
         if active.natural is not None:
-            bench.natural()
+            pgd.natural()
         going = count
         for step in range(steps):
-            # Nobody can stop before step tau, and in it many do: so many that it pays to wait and see who goes on.
-            look = bench.look if step == tau and fitting(self.sizes, going) == self.batch else None
-            if look is not None:
-                going = bench.wait_for(look)
+            # No example can stop before step tau, and in it many do: enough to be worth waiting for the report.
+            check = pgd.check if step == tau and fitting(self.sizes, going) == self.batch else None
+            if check is not None:
+                going = pgd.wait_for(check)
             if going == 0:
                 break
             size = fitting(self.sizes, going)
             self.launched[size] += 1
-            if look is not None:
-                bench.go[size]()
+            if check is not None:
+                pgd.go[size]()
             elif tau <= step < steps - 1:
-                going = bench.wait_for(bench.steps[size])
+                going = pgd.wait_for(pgd.steps[size])
             else:
-                bench.steps[size]()
-                bench.taken += 1
+                pgd.steps[size]()
+                pgd.taken += 1
         active.end()
         return Found(active.x_adv[:count], active.backprops[:count])
 
 
-class _Bench:
-    """One attack's buffers and captured steps."""
+class _CapturedPGD:
+    """The buffers and captured steps of one attack."""
 
-    def __init__(self, walk: FastWalk, steps: int, inner: str, noise: bool, project: bool) -> None:
-        self.walk = walk
+    def __init__(self, attack: CapturedAttack, steps: int, inner: str, noise: bool, project: bool) -> None:
+        self.attack = attack
         self.active = active = ActiveSet(
-            walk.batch,
-            walk.shape,
-            walk.classes,
+            attack.batch,
+            attack.shape,
+            attack.classes,
             steps=steps,
             inner=inner,
             noise=noise,
             project=project,
-            device=walk.device,
-            dtype=walk.dtype,
-            kernels=walk.kernels,
+            device=attack.device,
+            dtype=attack.dtype,
+            kernels=attack.kernels,
+            side_stream=attack.side_stream,
         )
-        active.rows.fill_(walk.batch)
+        active.rows.fill_(attack.batch)
 
         def natural() -> None:
             assert active.natural is not None
             with torch.no_grad():
-                active.natural[: walk.batch].copy_(walk.network(active.x[: walk.batch]))
+                active.natural[: attack.batch].copy_(attack.network(active.x[: attack.batch]))
 
-        self.natural = Captured(natural, walk.pool) if inner == "kl" else natural
+        self.natural = Captured(natural, attack.pool) if inner == "kl" else natural
         # Largest first: the pool that the graphs share is then large enough for all.
         self.steps = {
-            size: Captured(lambda size=size: active.step(walk.network, size), walk.pool)  # type: ignore[misc]
-            for size in reversed(walk.sizes)
+            size: Captured(lambda size=size: active.step(attack.network, size), attack.pool)  # type: ignore[misc]
+            for size in reversed(attack.sizes)
         }
-        self.look: Captured | None = None
+        self.check: Captured | None = None
         self.go: dict[int, Captured] = {}
         self._count()
 
     def halve(self) -> None:
-        """Have a step in two halves too, where the network is run by hand. Not amid an attack: warm-ups move images."""
-        walk, active = self.walk, self.active
-        passes = active.passes(walk.network)
-        if passes is None or self.look is not None:
+        """Capture a step in two halves too, for a hand-written network. Not amid an attack: warm-ups move images."""
+        attack, active = self.attack, self.active
+        manual = active.manual(attack.network)
+        if manual is None or self.check is not None:
             return
-        look = Captured(lambda: active.look(passes), walk.pool)
+        check = Captured(lambda: active.check(manual), attack.pool)
         self.go = {
-            size: Captured(lambda size=size: active.go(passes, size), walk.pool)  # type: ignore[misc]
-            for size in reversed(walk.sizes)
+            size: Captured(lambda size=size: active.go(manual, size), attack.pool)  # type: ignore[misc]
+            for size in reversed(attack.sizes)
         }
-        self.look = look
+        self.check = check
         self._count()
 
     def _count(self) -> None:
-        """Take over the number of steps ever taken: the captures' own warm-ups count too."""
-        if self.walk.device.type == "cuda":
+        """Read the number of steps ever taken: the captures' own warm-ups count too."""
+        if self.attack.device.type == "cuda":
             torch.cuda.current_stream().synchronize()
         self.taken = int(self.active.serial.item())
 
     def wait_for(self, work: Captured) -> int:
-        """Launch a step, or the first half of one: the number of examples that go on from it."""
+        """Launch a step, or the first half of one, and return the number of examples that go on from it."""
         work()
         self.taken += 1
         for poll in itertools.count(1):
@@ -165,6 +172,6 @@ class _Bench:
             if serial >= self.taken:
                 return count
             _let_others_run()
-            if poll % 100_000 == 0:  # a device that has failed never reports; asking it raises
+            if poll % 100_000 == 0:  # a device that has failed never reports; a query raises
                 torch.cuda.current_stream().query()
         raise AssertionError("unreachable")

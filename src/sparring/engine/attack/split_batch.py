@@ -1,57 +1,48 @@
-"""A gradient of many images as two of fewer, side by side on two streams.
+"""The input gradient of a batch as those of two parts, side by side on two streams.
 
-A convolution of cuDNN is cut into tiles of fixed size, and its last round of them leaves processors idle; so does what
-lies between two convolutions and waits for memory. The kernels of another part fill that. The parts meet twice: when
-their logits are judged, and when the images move. Whether it pays depends on the sizes alone, by `CUTS`, and not on a
+cuDNN cuts a convolution into tiles of a fixed size, and the last round of tiles leaves processors idle; so do the
+memory-bound operations between two convolutions. The kernels of the other part fill these gaps. The parts meet twice:
+at the logits, and when the images move. Which batch sizes are split is fixed by a table (triton/tuning.py) and not by a
 clock, so that two runs of one seed are the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from sparring.attacks.checks import Model
+
 T = TypeVar("T")
-Network = Callable[[Tensor], Tensor]
 Back = Callable[[Tensor], Tensor]  # the gradient at the logits to that at the images
 
-# WRN-34-10 on an H200, where parts are faster than the whole by 2 % or more (results/engine/cuts-wrn-34-10-h200.json;
-# measured with a compiler's kernels between the convolutions, before wide.py was there).
-CUTS: dict[int, tuple[int, ...]] = {
-    32: (16, 16),
-    56: (32, 24),
-    64: (32, 32),
-    80: (40, 40),
-    112: (96, 16),
-    128: (96, 32),
-}
 
-
-def ahead(network: Network, x: Tensor) -> tuple[Tensor, Back]:
-    """The logits, and the way back."""
+def ahead(network: Model, x: Tensor) -> tuple[Tensor, Back]:
+    """The logits, and the backward pass to the images."""
     point = x.detach().requires_grad_()
     with torch.enable_grad():
         logits = network(point)
 
-    def back(slope: Tensor) -> Tensor:
-        return torch.autograd.grad(logits, point, slope)[0]
+    def back(output_gradient: Tensor) -> Tensor:
+        return torch.autograd.grad(logits, point, output_gradient)[0]
 
     return logits.detach(), back
 
 
-class Parted:
+class SplitBatch:
     """A network whose `ahead` runs in parts. Called, it is the network itself."""
 
-    def __init__(self, network: Network, device: torch.device, cuts: dict[int, tuple[int, ...]] | None = None) -> None:
-        self.network, self.cuts = network, CUTS if cuts is None else cuts
-        self.passes = getattr(network, "passes", None)  # the whole by hand, for those who do not want parts
+    def __init__(self, network: Model, device: torch.device, cuts: Mapping[int, tuple[int, ...]]) -> None:
+        """`cuts` maps a batch size to the sizes of its parts."""
+        self.network, self.cuts = network, cuts
+        self.manual = getattr(network, "manual", None)  # the undivided hand-written network
         most = max((len(cut) for cut in self.cuts.values()), default=1)
         cuda = device.type == "cuda"
-        self.tuned: set[tuple[int, ...]] = set()  # cuDNN times its kernels at first, and nobody is to disturb it
+        self.tuned: set[tuple[int, ...]] = set()  # cuDNN times its kernels at first: nothing may run beside it then
         self.streams = [torch.cuda.Stream(device) for _ in range(most - 1)] if cuda else []  # type: ignore[no-untyped-call]
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -68,14 +59,14 @@ class Parted:
         parts = torch.split(x, list(cut))
         found = self._side_by_side([partial(ahead, self.network, part) for part in parts], alone)
 
-        def back(slope: Tensor) -> Tensor:
-            ways = zip(found, torch.split(slope, list(cut)), strict=True)
-            return torch.cat(self._side_by_side([partial(way, part) for (_, way), part in ways], alone))
+        def back(output_gradient: Tensor) -> Tensor:
+            each = zip(found, torch.split(output_gradient, list(cut)), strict=True)
+            return torch.cat(self._side_by_side([partial(back_of, part) for (_, back_of), part in each], alone))
 
         return torch.cat([logits for logits, _ in found]), back
 
     def _side_by_side(self, works: list[Callable[[], T]], alone: bool) -> list[T]:
-        """The first on this stream and each other on one of its own, or all on this. It goes on when all are done."""
+        """Run the first on this stream and each other on its own, or all on this one; later work waits for all."""
         if alone:
             return [work() for work in works]
         here, others = torch.cuda.current_stream(), self.streams[: len(works) - 1]

@@ -147,7 +147,7 @@ class Flat:
 Step = Conv | MaxPool | Flat
 
 
-class Passes:
+class ManualChain:
     """A chain of steps behind a first convolution. For one stream at a time."""
 
     def __init__(

@@ -12,52 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-
-def kernels_for(device: torch.device) -> ModuleType | None:
-    """The Triton kernels, where they can run."""
-    if device.type != "cuda":
-        return None
-    try:
-        from sparring.engine.triton import attack_step
-    except ImportError:  # a torch without Triton
-        return None
-    return attack_step
-
-
-def convolutions_for(device: torch.device) -> tuple[ModuleType, ModuleType, ModuleType] | None:
-    """The Triton layers (conv.py, ends.py, pooling.py), where they can run."""
-    if kernels_for(device) is None:
-        return None
-    from sparring.engine.triton import conv, first_layer, pooling
-
-    return conv, first_layer, pooling
-
-
-def pointwise_for(device: torch.device) -> ModuleType | None:
-    """What lies between convolutions by Triton, where it can run."""
-    if kernels_for(device) is None:
-        return None
-    from sparring.engine.triton import pointwise
-
-    return pointwise
-
-
-def norms_for(device: torch.device) -> tuple[ModuleType, ModuleType] | None:
-    """Batch-norm and pooling for training by Triton (norm.py, pooling.py), where they can run."""
-    if kernels_for(device) is None:
-        return None
-    from sparring.engine.triton import batch_norm, pooling
-
-    return batch_norm, pooling
-
-
-def descent_for(device: torch.device) -> ModuleType | None:
-    """SGD by Triton, where it can run."""
-    if kernels_for(device) is None:
-        return None
-    from sparring.engine.triton import sgd
-
-    return sgd
+from sparring.engine.triton.available import convolutions_for, kernels_for, pointwise_for
 
 
 def conv_relu(

@@ -1,6 +1,6 @@
 """What a network that is run by hand can do: forward and back, launch by launch, without autograd.
 
-passes.py has it for chains and residual networks, wide.py for wide ResNets. Values are what a forward leaves for the
+manual.py has it for chains and residual networks, wide.py for wide ResNets. Values are what a forward leaves for the
 way back, which may be that of fewer images: `among` tells which of the forward's images each was (pointwise.py).
 """
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 
-class ByHand(Protocol):
+class ManualNetwork(Protocol):
     """Pixels to logits, and a gradient of the logits back to the pixels."""
 
     channels: int  # of the pixels
@@ -51,20 +51,20 @@ class ByHand(Protocol):
         """The step along the sign of that gradient, in place: see kernels.move."""
 
 
-def with_autograd(passes: ByHand, x: Tensor) -> Tensor:
+def with_autograd(manual: ManualNetwork, x: Tensor) -> Tensor:
     """Logits, which autograd can take back to x."""
-    logits: Tensor = _Both.apply(x, passes)  # type: ignore[no-untyped-call]
+    logits: Tensor = _Both.apply(x, manual)  # type: ignore[no-untyped-call]
     return logits
 
 
 class _Both(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, passes: ByHand) -> Tensor:
-        logits, values = passes.forward(x.contiguous(), torch.arange(len(x), device=x.device))
+    def forward(ctx: Any, x: Tensor, manual: ManualNetwork) -> Tensor:
+        logits, values = manual.forward(x.contiguous(), torch.arange(len(x), device=x.device))
         if ctx.needs_input_grad[0]:
-            ctx.passes, ctx.values = passes, values
+            ctx.manual, ctx.values = manual, values
         return logits
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        return ctx.passes.to_pixels(ctx.passes.back(gradients[0].contiguous(), ctx.values)), None
+        return ctx.manual.to_pixels(ctx.manual.back(gradients[0].contiguous(), ctx.values)), None

@@ -13,11 +13,11 @@ from torch import fx, nn
 
 from sparring.engine.folded_layers import ConvUnit, Dense
 from sparring.engine.fx_graph import halves
-from sparring.engine.manual.chain import Conv, Filter, Flat, MaxPool, Passes, Step
-from sparring.engine.manual.fused_ops import convolutions_for
+from sparring.engine.manual.chain import Conv, Filter, Flat, ManualChain, MaxPool, Step
+from sparring.engine.triton.available import convolutions_for
 
 
-def plan(graph: fx.GraphModule, device: torch.device) -> Passes | None:
+def read_chain(graph: fx.GraphModule, device: torch.device) -> ManualChain | None:
     """How to run a folded graph by hand, or None where it has anything that is not known here."""
     kernels = convolutions_for(device)
     found = _Reading(graph) if kernels is not None else None
@@ -27,7 +27,7 @@ def plan(graph: fx.GraphModule, device: torch.device) -> Passes | None:
         return None
     times = max(value.smaller for value in found.values)
     most = max(value.filled / value.smaller**2 for value in found.values)
-    return Passes(found.stem, found.steps, found.head, kernels, times=times, most=most)
+    return ManualChain(found.stem, found.steps, found.head, kernels, times=times, most=most)
 
 
 class _Value(NamedTuple):
@@ -100,7 +100,7 @@ class _Reading:
             return False
         if not unit.relu:
             self.waiting[node] = unit
-            return unit.lends and side == 1 and len(unit.weight) % 64 == 0
+            return unit.bias_is_shared and side == 1 and len(unit.weight) % 64 == 0
         if value != len(self.steps) or (side == 1 and stride == 2):
             return False
         last = self.values[-1]

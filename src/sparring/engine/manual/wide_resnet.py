@@ -22,12 +22,11 @@ from sparring.engine.manual.fused_ops import (
     back_to,
     conv_forward,
     input_gradient,
-    kernels_for,
-    pointwise_for,
     pool_back,
     pool_forward,
     split_in_one,
 )
+from sparring.engine.triton.available import kernels_for, pointwise_for
 
 
 class Block(NamedTuple):
@@ -42,7 +41,7 @@ class Block(NamedTuple):
     shortcut: ConvUnit | None
 
 
-class WidePasses:
+class ManualWideResNet:
     """Pixels to logits, and back."""
 
     def __init__(
@@ -140,13 +139,13 @@ def _conv(x: Tensor, unit: ConvUnit) -> Tensor:
     return F.conv2d(x, unit.weight, None, unit.stride, unit.padding)
 
 
-def plan(graph: fx.GraphModule, device: torch.device) -> WidePasses | None:
+def read_wide_resnet(graph: fx.GraphModule, device: torch.device) -> ManualWideResNet | None:
     """How to run a folded graph by hand, or None where it is anything but a wide ResNet."""
     kernels, pointwise = kernels_for(device), pointwise_for(device)
     if kernels is None or pointwise is None:
         return None
     try:
-        return WidePasses(*_read(graph), (kernels, pointwise))
+        return ManualWideResNet(*_read(graph), (kernels, pointwise))
     except _Unknown:
         return None
 
@@ -227,7 +226,13 @@ def _after(node: fx.Node) -> fx.Node:
 
 def _bare(unit: Any, side: int) -> bool:
     """Whether it is a square convolution without batch-norm, bias, addition or ReLU."""
-    if not isinstance(unit, ConvUnit) or unit.relu or unit.lends or unit.groups != 1 or tuple(unit.dilation) != (1, 1):
+    if (
+        not isinstance(unit, ConvUnit)
+        or unit.relu
+        or unit.bias_is_shared
+        or unit.groups != 1
+        or tuple(unit.dilation) != (1, 1)
+    ):
         return False
     conv, norm = unit.source
     return norm is None and conv.bias is None and _square(unit, side)

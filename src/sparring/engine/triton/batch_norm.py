@@ -17,15 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sparring.engine.triton import tuning
 from sparring.engine.triton.compile_ahead import launch
-
-# The fastest of 25 on an H200, all layers of ResNet-18 or WRN-34-10 together (results/engine/norm-stages-h200.json).
-_CHANNELS = 32  # of a program that adds up
-_ROWS, _ROWS_BACK = 128, 32  # of a round of it
-_PROGRAMS = 264  # that add up: two to each of an H200's processors
-_TILE = 4096  # values of a program that adds nothing up
-_PARTS = 64  # parts of a sum that are read at once
-_STAGES = 4  # rounds in flight: 1 would be one after the other
 
 
 @triton.jit
@@ -255,15 +248,17 @@ def forward(
     """
     rows, channels = _size(x)
     facts = torch.empty((4, channels), dtype=torch.float32, device=x.device)
-    grid, span, parts = _cut(x, _ROWS)
+    cut = tuning.of(x.device).batch_norm
+    grid, span, parts = _cut(x, cut.rows)
     launch(
         _statistics,
         grid,
         *(x, gain, shift, gain if bias is None else bias, *running, facts, parts, arrived),
-        *(rows, channels, len(gain), span, grid[1], eps, momentum, bias is not None, _ROWS, _CHANNELS, _PARTS, _STAGES),
+        *(rows, channels, len(gain), span, grid[1], eps, momentum, bias is not None),
+        *(cut.rows, cut.channels, cut.parts, cut.stages),
     )
     out = torch.empty_like(x)
-    tiles, block = _tiles(rows, channels)
+    tiles, block = _tiles(rows, channels, cut.tile)
     launch(_apply, tiles, x, x if z is None else z, facts, out, rows, channels, z is not None, relu, *block)
     return out, facts
 
@@ -292,15 +287,16 @@ def back(
     mask = 0 if not relu else 1 if y is None else 2
     keep = keep or two or mask == 2  # else it would be worked out twice
     kept = torch.empty_like(x) if keep else x
-    grid, span, parts = _cut(x, _ROWS_BACK)
+    cut = tuning.of(x.device).batch_norm
+    grid, span, parts = _cut(x, cut.rows_back)
     launch(
         _back_sums,
         grid,
         *(g, gradients[-1], x, x if y is None else y, facts, slopes, kept, parts, arrived),
-        *(rows, channels, span, grid[1], two, mask, keep, _ROWS_BACK, _CHANNELS, _PARTS, _STAGES),
+        *(rows, channels, span, grid[1], two, mask, keep, cut.rows_back, cut.channels, cut.parts, cut.stages),
     )
     out = torch.empty_like(x)
-    tiles, block = _tiles(rows, channels)
+    tiles, block = _tiles(rows, channels, cut.tile)
     launch(
         _back_apply,
         tiles,
@@ -313,7 +309,7 @@ def back(
 def takes(x: Tensor) -> bool:
     """Whether the kernels can read it: channels last, more than one row, places counted in 32 bits."""
     fits = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last) and x.numel() < 2**31
-    return fits and x.numel() > x.shape[1] and triton.cdiv(x.shape[1], _CHANNELS) <= 256
+    return fits and x.numel() > x.shape[1] and triton.cdiv(x.shape[1], tuning.of(x.device).batch_norm.channels) <= 256
 
 
 def _size(x: Tensor) -> tuple[int, int]:
@@ -325,17 +321,18 @@ def _size(x: Tensor) -> tuple[int, int]:
 def _cut(x: Tensor, high: int) -> tuple[tuple[int, int], int, Tensor]:
     """The programs that add up, `high` rows in a round; the rows of each, and room for their parts."""
     rows, channels = _size(x)
-    blocks = triton.cdiv(channels, _CHANNELS)
+    cut = tuning.of(x.device).batch_norm
+    blocks = triton.cdiv(channels, cut.channels)
     rounds = triton.cdiv(rows, high)
-    span = high * triton.cdiv(rounds, max(1, _PROGRAMS // blocks))
+    span = high * triton.cdiv(rounds, max(1, cut.programs // blocks))
     splits = triton.cdiv(rows, span)
-    parts = torch.empty(blocks * splits * 2 * _CHANNELS, dtype=torch.float32, device=x.device)
+    parts = torch.empty(blocks * splits * 2 * cut.channels, dtype=torch.float32, device=x.device)
     return (blocks, splits), span, parts
 
 
-def _tiles(rows: int, channels: int) -> tuple[tuple[int, int], tuple[int, int]]:
+def _tiles(rows: int, channels: int, tile: int) -> tuple[tuple[int, int], tuple[int, int]]:
     """The programs that add nothing up, and the rows and channels of each."""
     whole = channels & -channels  # the largest power of 2 in it: 32 of a wide ResNet's 160
     wide = min(256, whole if whole >= 32 else triton.next_power_of_2(channels))
-    high = _TILE // wide
+    high = tile // wide
     return (triton.cdiv(rows, high), triton.cdiv(channels, wide)), (high, wide)

@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sparring.engine.triton import tuning
 from sparring.engine.triton.compile_ahead import launch
 
 
@@ -183,24 +184,23 @@ class Tiling:
     stages: int = 3
 
 
-# The two rules below are what was fastest, or nearly, for every layer of ResNet-18 at 8 to 128 images on an H200
-# (benchmarks/gpu_conv_tilings.py, results/engine/conv-tilings-h200.json). It has 132 processors; three programs of
-# 128x64 or 64x128 fit into one, or four of 64x64. Anywhere they are right; there they are fast.
-
-
 def tiling(x: Tensor, weight: Tensor, *, stride: int, back: bool) -> Tiling:
-    """How to cut a convolution."""
+    """How to cut a convolution (tuning.py has the numbers)."""
     places, outer, rounds, kinds = _size(x, weight, stride, back)
+    cut, strided = tuning.of(x.device).conv, int(kinds > 1)
     tiles = kinds * triton.cdiv(places, 64) * (outer // 64)
-    if outer % 128 == 0 and tiles > (792 if kinds == 1 else 1000):
+    if outer % 128 == 0 and tiles > cut.large[strided]:
         return Tiling(128, 128, 64)
-    if outer % 128 == 0 and tiles >= (160 if kinds == 1 else 448):
-        return Tiling(64, 128, 64, split=2 if tiles <= 264 and rounds >= 64 else 1)
-    if tiles >= 480 and triton.cdiv(tiles // 2, 396) <= triton.cdiv(tiles, 528) - (tiles > 528):
+    if outer % 128 == 0 and tiles >= cut.medium[strided]:
+        return Tiling(64, 128, 64, split=2 if tiles <= cut.medium_shared and rounds >= 64 else 1)
+    small_rounds = triton.cdiv(tiles, cut.small_resident) - (tiles > cut.small_resident)
+    if tiles >= cut.tall and triton.cdiv(tiles // 2, cut.tall_resident) <= small_rounds:
         return Tiling(128, 64, 64)
-    # Few programs share their sums, until the GPU is full or a part too short to be worth the sharing.
+    # Where there are few programs they share their sums, until the GPU is full or a part is too short to be worth it.
     split = 1
-    while 2 * tiles * split <= (256 if rounds >= 36 * split else 160 if rounds >= 18 * split else 0):
+    while 2 * tiles * split <= (
+        cut.shared_long if rounds >= 36 * split else cut.shared_short if rounds >= 18 * split else 0
+    ):
         split *= 2
     return Tiling(64, 64, 64, split)
 
@@ -208,11 +208,12 @@ def tiling(x: Tensor, weight: Tensor, *, stride: int, back: bool) -> Tiling:
 def cudnn_is_faster(x: Tensor, weight: Tensor, stride: int, *, back: bool) -> bool:
     """Whether to leave a convolution without a shortcut to cuDNN, though sums and masks cost launches then."""
     places, _, rounds, _ = _size(x, weight, stride, back)
+    cut = tuning.of(x.device).conv
     if back:
-        return stride == 1 and rounds >= 36 and places >= 512
-    if stride == 2:
-        return rounds >= 18 and places >= 384
-    return places >= (512 if rounds >= 36 else 20_000 if rounds >= 18 else 100_000)
+        rows = cut.cudnn_back_strided if stride == 2 else cut.cudnn_back
+    else:
+        rows = cut.cudnn_forward_strided if stride == 2 else cut.cudnn_forward
+    return next((places >= least for long, least in rows if rounds >= long), False)
 
 
 def _size(x: Tensor, weight: Tensor, stride: int, back: bool) -> tuple[int, int, int, int]:

@@ -12,10 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sparring.engine.triton import tuning
 from sparring.engine.triton.compile_ahead import launch
-
-_STEM = 128  # places of a program in the first layer, forward
-_PIXELS = 256  # of a program, back
 
 
 @triton.jit(do_not_specialize=["images", "height", "width"])
@@ -144,12 +142,12 @@ def stem(x: Tensor, rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     out = torch.empty(
         (len(rows), len(weight), height, width), dtype=weight.dtype, device=x.device, memory_format=torch.channels_last
     )
-    places = len(rows) * height * width
+    places, high = len(rows) * height * width, tuning.of(x.device).first_layer.places
     launch(
         _stem,
-        (triton.cdiv(places, _STEM), len(weight) // 64),
+        (triton.cdiv(places, high), len(weight) // 64),
         *(x, rows, weight, bias, out, len(rows), height, width, len(weight), weight.shape[1], channels),
-        *(_STEM, 64, triton.next_power_of_2(9 * channels)),
+        *(high, 64, triton.next_power_of_2(9 * channels)),
     )
     return out
 
@@ -185,7 +183,8 @@ def _launch_to_pixels(
     natural, target, kicks, numbers, step_index = walk
     places, channels = images * height * width, out.shape[1]
     taps = torch.empty(9 * channels * places, dtype=torch.float32, device=g.device)
-    block = 64 if places < 45_000 else 128
+    cut = tuning.of(g.device).first_layer
+    block = 64 if places < cut.large_from else 128
     wide = max(16, triton.next_power_of_2(9 * channels))
     launch(
         _taps,
@@ -194,7 +193,7 @@ def _launch_to_pixels(
     )
     launch(
         _to_pixels,
-        (triton.cdiv(places, _PIXELS),),
+        (triton.cdiv(places, cut.pixels),),
         *(taps, out, natural, target, natural if kicks is None else kicks, numbers, step_index),
-        *(images, height, width, len(out) - 1, channels, move, kicks is not None, project, _PIXELS),
+        *(images, height, width, len(out) - 1, channels, move, kicks is not None, project, cut.pixels),
     )

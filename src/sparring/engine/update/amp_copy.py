@@ -1,31 +1,30 @@
-"""The model as an update runs it: the same layers around the same tensors, without a launch per layer for little.
+"""The model as an update runs it: the same layers on the same tensors, with fewer launches.
 
-Under autocast every weight is cast to bf16 in the forward and every gradient back, and so are the biases of linear
-layers: in half precision the layers here have bf16 ones of their own, which whoever moves the model's weights writes on
-the way. And batch-norm counts its batches layer by layer: here nobody does, and `count` adds up for all at once.
-Batch-norm and what is around it are launched together, by our own kernels where they fit (fusing.py), else by torch's
-compiler. Logits leave it in fp32, so that a loss is fp32 throughout. The model itself is left as it is.
+Under autocast every weight is cast to bf16 in the forward pass and every gradient back, and so are the biases of linear
+layers: in half precision the layers here have bf16 copies of their own, which the optimiser writes as it moves the
+model's weights. And batch-norm counts its batches layer by layer: here `count` adds to all counters at once. Batch-norm
+and the operations around it are fused, by hand-written kernels where they fit (fuse_bn.py), else by torch.compile.
+Logits leave it in fp32, so that a loss is fp32 throughout. The model itself stays as it is.
 """
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Collection
 from types import ModuleType
 
 import torch
 from torch import Tensor, nn
 
+from sparring.engine.triton import tuning
 from sparring.engine.update import fuse_bn
-from sparring.engine.update.weight_gradients import Aside
+from sparring.engine.update.weight_gradients import WeightGradientStream
 
-# Convolutions from which on their weights' gradients are found aside. A graph of two branches takes longer to launch
-# than one in a row: Small CNN's six do not bring that in (docs/performance.md).
-_MANY = 12
 _CAST = (nn.modules.conv._ConvNd, nn.Linear)  # autocast runs them in bf16
 _Norm = nn.modules.batchnorm._BatchNorm
 
 
-class WorkingCopy:
+class AmpCopy:
     """`module` is called in the model's place, and its gradient taken at `leaves` in place of `parameters`."""
 
     def __init__(
@@ -38,14 +37,16 @@ class WorkingCopy:
         compiled: bool,
         kernels: tuple[ModuleType, ModuleType] | None = None,
         shape: tuple[int, ...] = (),
+        without: Collection[str] = (),
     ) -> None:
         """Made once for a model.
 
         Args:
-            compiled: whether a forward of at least `batch` images is, where the kernels do not fit; one of fewer comes
-                once in an epoch.
-            kernels: norm.py and pooling.py, where they can run. They are tried before they are trusted.
-            shape: of an image, to try them on.
+            compiled: compile the forward pass of at least `batch` images, where the kernels do not fit; a smaller batch
+                comes once in an epoch.
+            kernels: batch_norm.py and pooling.py, where they can run. They are checked before they are trusted.
+            shape: of an image, to check them on.
+            without: hand-written parts to leave out: weight_stream, wide_channels, compile_ahead.
         """
         cast = [layer.weight for layer in model.modules() if isinstance(layer, _CAST)]
         cast += [layer.bias for layer in model.modules() if isinstance(layer, nn.Linear) and layer.bias is not None]
@@ -60,25 +61,33 @@ class WorkingCopy:
         self.pairs = list(zip(self.module.modules(), model.modules(), strict=True))
         self.counters: list[tuple[nn.Module, Tensor]] = []
         for layer in self.module.modules():
-            # Without a momentum of its own a layer weighs by the count, and so keeps it.
+            # A layer without momentum weighs by the count, and so keeps its counter.
             if isinstance(layer, _Norm) and layer.momentum is not None and layer.num_batches_tracked is not None:
                 self.counters.append((layer, layer.num_batches_tracked))
                 layer.num_batches_tracked = None
         self.forwards = 0
-        self.aside = Aside(parameters[0].device)
-        many = sum(isinstance(layer, nn.Conv2d) for layer in self.module.modules()) >= _MANY
-        aside = self.aside if many else None
-        self.fused = fuse_bn.fuse(self.module, *kernels, aside) if kernels is not None else None
-        self.refused = False  # whether the kernels fit and fail on this device
+        device = parameters[0].device
+        self.weight_stream = WeightGradientStream(device)
+        many = tuning.of(device).convolutions_for_stream
+        convolutions = sum(isinstance(layer, nn.Conv2d) for layer in self.module.modules())
+        self.not_fused = ""  # the reason, where kernels are given and do not run this model
+        self.fused: fuse_bn.Fused | None = None
+        if kernels is not None:
+            stream = self.weight_stream if convolutions >= many and "weight_stream" not in without else None
+            try:
+                self.fused = fuse_bn.fuse(self.module, *kernels, stream, widen="wide_channels" not in without)
+            except fuse_bn.NotFused as error:
+                self.not_fused = str(error)
         if self.fused is not None:
-            probe = torch.rand((8, *shape), generator=torch.Generator().manual_seed(0)).to(parameters[0].device)
+            probe = torch.rand((8, *shape), generator=torch.Generator().manual_seed(0)).to(device)
             with torch.autocast(probe.device.type, dtype=torch.bfloat16, enabled=half):
-                self.refused = not fuse_bn.trusted(self.fused, self.module, probe)
-            self.fused = None if self.refused else self.fused
+                ahead = "compile_ahead" not in without
+                self.not_fused = fuse_bn.mismatch(self.fused, self.module, probe, compile_ahead=ahead)
+            self.fused = None if self.not_fused else self.fused
         fast = plain = self.module.forward
         if self.fused is not None:
             fast = plain = self.fused.forward
-        elif compiled:  # torch gives up compiling a forward after eight runs in one process
+        elif compiled:  # torch stops compiling a forward after eight engines in one process
             torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
             fast = torch.compile(plain, dynamic=False)
 
@@ -91,7 +100,7 @@ class WorkingCopy:
         self.module.forward = forward
 
     def refresh(self) -> None:
-        """Take over the modes of the model's layers, and its weights if anybody else has changed them in place.
+        """Follow the modes of the model's layers, and its weights where they were changed in place from outside.
 
         Torch counts such changes, a loaded checkpoint among them. A graph's are not counted: it writes the copies too.
         """

@@ -1,10 +1,10 @@
-"""The network that an update trains, with every batch-norm and what is around it as one operation (norm.py).
+"""The network that an update trains, with every batch-norm and what is around it as one operation (batch_norm.py).
 
 `fuse` reads a model's graph. Batch-norm takes the addition and the ReLU behind it into itself, and the bias of a
-convolution before it too: batch-norm takes the mean away again, so the bias moves nothing but the running mean, and its
-gradient is zero. Where somebody else reads what batch-norm reads (the shortcuts of wide ResNets), he reads it through
-the batch-norm, so that both gradients are added there. A model that cannot be traced, asks for its mode, or has an
-unusual batch-norm is refused with None, and the caller leaves it to torch's compiler.
+convolution before it too: batch-norm subtracts the mean again, so the bias moves nothing but the running mean, and its
+gradient is zero. Where another layer reads what batch-norm reads (the shortcuts of wide ResNets), it reads it through
+the batch-norm, so that both gradients are added there. A model that cannot be traced, whose graph depends on its mode,
+or that has an unusual batch-norm raises `NotFused` with the reason, and the caller leaves it to torch.compile.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from sparring.engine.cuda_graphs import reason
 from sparring.engine.fx_graph import (
     Tracer,
     add_here,
@@ -29,38 +30,59 @@ from sparring.engine.fx_graph import (
     only_user,
     overwrites,
     shortcut_of,
+    untraceable,
 )
 from sparring.engine.update.fused_layers import FILLED, WHOLE, Bare, NormUnit, PoolUnit
-from sparring.engine.update.weight_gradients import Aside
+from sparring.engine.update.weight_gradients import WeightGradientStream
+
+Fused = fx.GraphModule
 
 
-def fuse(model: nn.Module, norm: ModuleType, pooling: ModuleType, aside: Aside | None = None) -> fx.GraphModule | None:
-    """The same network on the same tensors, its batch-norms fused with their surroundings; None where it cannot be.
+class NotFused(Exception):
+    """A model whose batch-norms are not fused. The message is the reason."""
+
+
+def fuse(
+    model: nn.Module,
+    norm: ModuleType,
+    pooling: ModuleType,
+    weight_stream: WeightGradientStream | None = None,
+    *,
+    widen: bool = True,
+) -> Fused:
+    """The same network on the same tensors, its batch-norms fused with what is around them. Raises `NotFused`.
 
     Args:
-        aside: finds the gradients of convolutions' weights, and is to be asked for all gradients then.
+        weight_stream: computes the gradients of convolutions' weights, and must then be asked for all gradients.
+        widen: give convolutions of odd widths the channels that cuDNN's fast kernels need.
     """
-    if any(_watched(module) for module in model.modules()):
-        return None
+    if any(_hooked(module) for module in model.modules()):
+        raise NotFused("a layer has hooks, which fusing would skip")
     modes = [(module, module.training) for module in model.modules()]
     try:
         model.eval()
         other = str(Tracer().trace(model))
         model.train()
         graph = fx.GraphModule(model, Tracer().trace(model))
-    except Exception:  # whatever a foreign forward does that cannot be traced
-        return None
+    except Exception as error:  # whatever a forward does that cannot be traced
+        raise NotFused(untraceable(error)) from error
     finally:
         for module, training in modes:
             module.training = training
     nodes = list(graph.graph.nodes)
-    if other != str(graph.graph) or any(node.op == "get_attr" or overwrites(graph, node) for node in nodes):
-        return None
+    if other != str(graph.graph):
+        raise NotFused("its forward depends on train and eval mode")
+    if any(node.op == "get_attr" for node in nodes):
+        raise NotFused("a weight is used outside its layer")
+    if any(overwrites(graph, node) for node in nodes):
+        raise NotFused("an operation writes in place into what another reads")
     norms = [node for node in nodes if isinstance(module_of(graph, node), nn.modules.batchnorm._NormBase)]
-    if not norms or not all(_usual(graph, node) for node in norms):
-        return None
-    if len({node.target for node in norms}) < len(norms):  # one layer in two places: their order is not to change
-        return None
+    if not norms:
+        raise NotFused("it has no batch-norm")
+    if not all(_usual(graph, node) for node in norms):
+        raise NotFused("a batch-norm is unusual: not 2d, not affine, without statistics or without momentum")
+    if len({node.target for node in norms}) < len(norms):  # their order must not change
+        raise NotFused("a batch-norm stands in two places")
     arrived = torch.zeros(256, dtype=torch.int32, device=next(model.parameters()).device)
     for node in norms:
         _take(graph, node, norm, arrived)
@@ -70,23 +92,24 @@ def fuse(model: nn.Module, norm: ModuleType, pooling: ModuleType, aside: Aside |
         if halves(node) and isinstance(unit, NormUnit) and unit.relu:
             node.args, node.kwargs = (before,), {}
             become(graph, node, PoolUnit(pooling, unit.of[0].num_features))
-    for node in list(graph.graph.nodes):
+    for node in list(graph.graph.nodes) if widen else ():
         _widen(graph, node)
     for node in list(graph.graph.nodes):
         _fork(graph, node)
-        _fill(graph, node)
-        if aside is not None:
-            _set_aside(graph, node, aside)
+        if widen:
+            _fill(graph, node)
+        if weight_stream is not None:
+            _to_stream(graph, node, weight_stream)
     graph.graph.lint()
     graph.recompile()
     return graph
 
 
-def trusted(graph: fx.GraphModule, model: nn.Module, x: Tensor) -> bool:
-    """Whether the units run where x is, and each does what torch's operations do in fp32, back and statistics too.
+def mismatch(graph: Fused, model: nn.Module, x: Tensor, *, compile_ahead: bool = True) -> str:
+    """Why the fused layers are not trusted where x is; empty where each does what torch's operations do in fp32.
 
-    Unit by unit, for bf16 alone turns the gradient of a deep network by more than most mistakes would. The model is
-    left as it was. On the way, all kernels are compiled side by side.
+    Backward pass and statistics are checked too, layer by layer: bf16 alone turns the gradient of a deep network by
+    more than most mistakes would. The model is left as it was. On the way, all kernels are compiled side by side.
     """
     modes = [(module, module.training) for module in model.modules()]
     kept = [buffer.clone() for buffer in model.buffers()]
@@ -95,16 +118,19 @@ def trusted(graph: fx.GraphModule, model: nn.Module, x: Tensor) -> bool:
     try:
         model.train()
         with torch.random.fork_rng(devices=[x.device] if x.device.type == "cuda" else []):
-            with suppress(Exception):  # for speed only; what cannot be compiled fails when it is to run
-                compile_for(graph, x)
+            if compile_ahead:
+                with suppress(Exception):  # for speed only; what cannot be compiled fails when it is to run
+                    compile_for(graph, x)
             hooks = [unit.register_forward_pre_hook(lambda unit, given: seen.append((unit, given))) for unit in units]
             with torch.no_grad():
                 graph(x)
             for hook in hooks:
                 hook.remove()
-        return all(_right(unit, given) for unit, given in seen)
-    except Exception:  # a compiler that is not there, a kernel that asks too much of the device
-        return False
+        if all(_right(unit, given) for unit, given in seen):
+            return ""
+        return "batch-norm kernels are wrong on this device"
+    except Exception as error:  # a compiler that is not there, a kernel that asks too much of the device
+        return f"batch-norm kernels fail on this device ({reason(error)})"
     finally:
         for module, training in modes:
             module.training = training
@@ -114,18 +140,19 @@ def trusted(graph: fx.GraphModule, model: nn.Module, x: Tensor) -> bool:
 
 
 def _right(unit: NormUnit, given: tuple[Tensor, ...]) -> bool:
-    """Whether a unit is near to torch's operations in fp32 on these inputs."""
+    """Whether a layer is near to torch's operations in fp32 on these inputs."""
     draws = torch.Generator().manual_seed(0)
-    slopes = [torch.randn(given[0].shape, generator=draws).to(given[0]) for _ in range(1 + unit.twice + unit.through)]
-    ours = _both_ways(unit, unit.forward, given, slopes)
+    outs = 1 + unit.twice + unit.through
+    at_output = [torch.randn(given[0].shape, generator=draws).to(given[0]) for _ in range(outs)]
+    ours = _both_ways(unit, unit.forward, given, at_output)
     with torch.autocast(given[0].device.type, enabled=False):
-        exact = _both_ways(unit, unit.plain, [t.float() for t in given], [slope.float() for slope in slopes])
+        exact = _both_ways(unit, unit.plain, [t.float() for t in given], [g.float() for g in at_output])
     limits = (1e-3, 1e-3, *[0.03] * len(ours))  # statistics are fp32; for the rest bf16 is 0.004 at most
     apart = (bool((a.float() - b).norm() <= limit * b.norm()) for a, b, limit in zip(ours, exact, limits, strict=False))
     return len(ours) == len(exact) and all(apart)
 
 
-def _both_ways(unit: NormUnit, way: Any, given: Sequence[Tensor], slopes: Sequence[Tensor]) -> list[Tensor]:
+def _both_ways(unit: NormUnit, way: Any, given: Sequence[Tensor], at_output: Sequence[Tensor]) -> list[Tensor]:
     """How the running statistics move, the output, and its gradients."""
     (norm,) = unit.of
     running = [tensor for tensor in (norm.running_mean, norm.running_var) if tensor is not None]
@@ -135,7 +162,7 @@ def _both_ways(unit: NormUnit, way: Any, given: Sequence[Tensor], slopes: Sequen
     with torch.enable_grad():
         out = way(*inputs)
         outs = out if isinstance(out, tuple) else (out,)
-        fitting = [slope[:, : outs[0].shape[1]] for slope in slopes]
+        fitting = [gradient[:, : outs[0].shape[1]] for gradient in at_output]
         gradients = torch.autograd.grad(outs, [*inputs, *learned], fitting)
     moved = [now - then for now, then in zip(running, before, strict=True)]
     torch._foreach_copy_(running, before)
@@ -143,7 +170,7 @@ def _both_ways(unit: NormUnit, way: Any, given: Sequence[Tensor], slopes: Sequen
 
 
 def compile_for(graph: fx.GraphModule, x: Tensor) -> None:
-    """Have the units' kernels for such images compiled side by side. They do not run; other operations do."""
+    """Compile the layers' kernels for such images side by side. They do not run; other operations do."""
     from sparring.engine.triton.compile_ahead import compiling
 
     units = [module for module in graph.modules() if isinstance(module, NormUnit | PoolUnit)]
@@ -157,14 +184,14 @@ def compile_for(graph: fx.GraphModule, x: Tensor) -> None:
             unit.dry = False
 
 
-def _watched(module: nn.Module) -> bool:
-    """Whether somebody has hooked onto it, who would be passed over."""
+def _hooked(module: nn.Module) -> bool:
+    """Whether it has hooks."""
     kinds = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
     return any(kinds)
 
 
 def _usual(graph: fx.GraphModule, node: fx.Node) -> bool:
-    """Whether it is a batch-norm as most are."""
+    """Whether it is a 2d batch-norm with weights, running statistics and momentum."""
     if len(node.args) != 1 or node.kwargs or not isinstance(node.args[0], fx.Node):
         return False
     norm = module_of(graph, node)
@@ -172,7 +199,7 @@ def _usual(graph: fx.GraphModule, node: fx.Node) -> bool:
 
 
 def _take(graph: fx.GraphModule, node: fx.Node, kernels: ModuleType, arrived: Tensor) -> None:
-    """Put a unit in a batch-norm's place, and what lies around it into the unit."""
+    """Replace a batch-norm and what is around it by one layer."""
     norm, before = module_of(graph, node), node.args[0]
     assert isinstance(norm, nn.BatchNorm2d) and isinstance(before, fx.Node)
     conv, bias = module_of(graph, before), None
@@ -192,7 +219,7 @@ def _take(graph: fx.GraphModule, node: fx.Node, kernels: ModuleType, arrived: Te
 
 
 def _widen(graph: fx.GraphModule, node: fx.Node) -> None:
-    """Let a convolution have whole sixteens of channels, where what reads its batch-norm can be given them."""
+    """Widen a convolution's output to a multiple of 16 channels, where the layer behind its batch-norm takes them."""
     conv, norm = module_of(graph, node), only_user(node)
     if len(node.args) != 1 or node.kwargs:
         return
@@ -211,7 +238,7 @@ def _widen(graph: fx.GraphModule, node: fx.Node) -> None:
 
 
 def _fill(graph: fx.GraphModule, node: fx.Node) -> None:
-    """Let a convolution of few channels fill them up."""
+    """Let a convolution fill up its few input channels."""
     conv = module_of(graph, node)
     conv = conv.of[0] if isinstance(conv, Bare) else conv
     if type(conv) is nn.Conv2d and conv.groups == 1 and conv.in_channels < FILLED:
@@ -220,15 +247,15 @@ def _fill(graph: fx.GraphModule, node: fx.Node) -> None:
             unit.fill = True
 
 
-def _set_aside(graph: fx.GraphModule, node: fx.Node, aside: Aside) -> None:
-    """Let the gradient of a convolution's weight be found aside."""
+def _to_stream(graph: fx.GraphModule, node: fx.Node, weight_stream: WeightGradientStream) -> None:
+    """Compute the gradient of a convolution's weight on the second stream."""
     unit = _bare(graph, node)
     if unit is not None and unit.of[0].padding_mode == "zeros" and not isinstance(unit.of[0].padding, str):
-        unit.aside = aside
+        unit.weight_stream = weight_stream
 
 
 def _bare(graph: fx.GraphModule, node: fx.Node) -> Bare | None:
-    """The convolution that a node calls, without its bias, if it can be."""
+    """The convolution that a node calls, without its bias; None where it has one that counts."""
     unit = module_of(graph, node)
     if len(node.args) != 1 or node.kwargs:
         return None
@@ -239,11 +266,11 @@ def _bare(graph: fx.GraphModule, node: fx.Node) -> Bare | None:
 
 
 def _fork(graph: fx.GraphModule, node: fx.Node) -> None:
-    """Where two read a unit, each gets an output of its own; and who else reads what the unit reads, reads it there."""
+    """Give each of two readers an output of its own, and another reader of the input the input through this layer."""
     unit = module_of(graph, node)
     if not isinstance(unit, NormUnit):
         return
-    readers, other = list(node.users), _other_reader(graph, node)  # a unit before this one has been forked by now
+    readers, other = list(node.users), _other_reader(graph, node)  # layers before this one have been forked
     unit.twice, unit.through = len(readers) == 2, other is not None
     if unit.twice or unit.through:
         for place, reader in enumerate(readers):
@@ -253,7 +280,7 @@ def _fork(graph: fx.GraphModule, node: fx.Node) -> None:
 
 
 def _other_reader(graph: fx.GraphModule, node: fx.Node) -> fx.Node | None:
-    """Who reads what a unit reads, if it is one alone, and later."""
+    """The one other reader of what a layer reads, if there is one, and it comes later."""
     before = node.args[0]
     assert isinstance(before, fx.Node)
     others = [reader for reader in before.users if reader is not node]

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sparring.engine.manual.fused_ops import split_in_one
-from sparring.engine.update.weight_gradients import Aside
+from sparring.engine.update.weight_gradients import WeightGradientStream
 
 WHOLE = 16  # channels: cuDNN wants whole eights in bf16, and norm.py reads whole sixteens at once
 FILLED = 8  # channels that a first layer is given
@@ -33,7 +33,7 @@ class Bare(nn.Module):
         self.of = (conv,)  # in a tuple: its weights stay the model's
         self.more = -conv.out_channels % WHOLE if wide else 0
         self.fill = False
-        self.aside: Aside | None = None  # who finds the weight's gradient, if not autograd
+        self.weight_stream: WeightGradientStream | None = None  # computes the weight's gradient, if not autograd
 
     def forward(self, x: Tensor) -> Tensor:
         """As the convolution, but for the bias."""
@@ -45,8 +45,10 @@ class Bare(nn.Module):
         given = x.shape[1] - copies * conv.in_channels
         if given or self.more:
             weight = F.pad(weight, (0, 0, 0, 0, 0, given, 0, self.more))
-        if self.aside is not None and conv.weight.requires_grad:  # a frozen one is not in the precision of the others
-            return self.aside.convolution(x, conv, weight, copies)
+        if (
+            self.weight_stream is not None and conv.weight.requires_grad
+        ):  # a frozen one is not in the precision of the others
+            return self.weight_stream.convolution(x, conv, weight, copies)
         out: Tensor = conv._conv_forward(x, weight, None)
         return out
 

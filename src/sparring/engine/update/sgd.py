@@ -8,9 +8,24 @@ from __future__ import annotations
 from types import ModuleType
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sparring.engine.layout import like
+
+
+def unsupported(optimizer: torch.optim.Optimizer, model: nn.Module) -> str:
+    """Why this module cannot take an optimiser's steps; empty where it can."""
+    if type(optimizer) is not torch.optim.SGD:
+        return f"{type(optimizer).__name__} is not captured"
+    if len(optimizer.param_groups) > 1:
+        return "an optimiser with several parameter groups is not captured"
+    (group,) = optimizer.param_groups
+    for name in ("nesterov", "maximize", "dampening"):
+        if group[name]:
+            return f"SGD with {name} is not captured"
+    if {id(p) for p in model.parameters() if p.requires_grad} != {id(p) for p in group["params"] if p.requires_grad}:
+        return "an optimiser of other parameters than the model's is not captured"
+    return ""
 
 
 class Sgd:

@@ -1,93 +1,52 @@
-"""The weight update: plain, or captured as one CUDA graph with the loss, its gradient, SGD and the finite check in it.
+"""The fast weight update: loss, gradient, SGD and the finite check in one captured CUDA graph.
 
-Both do the same: loss in train mode, gradient, and, if both are finite, SGD with momentum. The gradient may be taken at
-weights that were first moved against the model (adversarial weight perturbation). The captured one keeps the learning
-rate in memory, so that a schedule recaptures nothing, and checks on the device: a step that is not finite changes no
-weight, and `failed` says so when the host next asks. It runs a working copy of the model (working.py) and moves all
-weights at once (sgd.py). Between gradient and check both can be exchanged with other processes: a mean that is not
-finite for one is so for all, and all skip the step.
+The learning rate lies in memory, so that a schedule recaptures nothing, and the check runs on the device: a step that
+is not finite changes no weight, and `failed` reports it when the host next asks. It runs a copy of the model
+(amp_copy.py), may take the gradient at perturbed weights (awp.py) and moves all weights at once (sgd.py). Between
+gradient and check both can be exchanged with other processes: a mean that is not finite for one is so for all, and all
+skip the step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from types import ModuleType
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from sparring.engine.cuda_graphs import Captured
-from sparring.engine.manual.fused_ops import descent_for, norms_for
-from sparring.engine.update.amp_copy import WorkingCopy
-from sparring.engine.update.sgd import Sgd, finite
+from sparring.engine.cuda_graphs import Captured, NotCapturable, pool_for
+from sparring.engine.update.amp_copy import AmpCopy
+from sparring.engine.update.awp import gradients
+from sparring.engine.update.sgd import Sgd
 
-LossOf = Callable[[nn.Module, Tensor, Tensor, Tensor], Tensor]  # (model, x, x_adv, y) -> scalar
+Loss = Callable[[nn.Module, Tensor, Tensor, Tensor], Tensor]  # (model, x, x_adv, y) -> scalar
 Exchange = Callable[[list[Tensor]], None]  # makes each tensor the mean over all processes, in place
 
 
 def alone(tensors: list[Tensor]) -> None:
-    """One process has nobody to exchange with."""
+    """Exchange nothing: there is one process."""
 
 
 class Update(Protocol):
     """One step of the weights."""
 
     def __call__(self, x: Tensor, x_adv: Tensor, y: Tensor, lr: float, awp: float = 0.0) -> Tensor:
-        """Take the step and return the loss, detached. `awp` is the size of the weights' perturbation, relative."""
+        """Take the step and return the loss, detached. `awp` is the relative size of the weights' perturbation."""
 
     def failed(self) -> bool:
-        """Whether a loss or gradient was not finite, so that a step was not taken. Makes a GPU wait."""
-
-
-class PlainUpdate:
-    """The reference: torch's own SGD, one operation after the other."""
-
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.SGD,
-        loss: LossOf,
-        after: Callable[[], None] = lambda: None,
-        exchange: Exchange = alone,
-    ) -> None:
-        self.model, self.optimizer, self.loss, self.after, self.exchange = model, optimizer, loss, after, exchange
-        self.parameters: list[Tensor] = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self.bad = False
-
-    def __call__(self, x: Tensor, x_adv: Tensor, y: Tensor, lr: float, awp: float = 0.0) -> Tensor:
-        """Take the step and return the loss."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
-        loss, gradients = _gradients(
-            lambda: self.loss(self.model, x, x_adv, y),
-            list(self.model.buffers()),
-            self.parameters,
-            self.parameters,
-            x.new_tensor(awp) if awp else None,
-        )
-        self.exchange([loss, *gradients])
-        for parameter, gradient in zip(self.parameters, gradients, strict=True):
-            parameter.grad = gradient
-        self.bad = not bool(finite(loss, gradients))
-        if not self.bad:
-            self.optimizer.step()
-            self.after()
-        return loss
-
-    def failed(self) -> bool:
-        """Whether the last step was not taken."""
-        return self.bad
+        """Whether a loss or gradient was not finite, so that a step was not taken. Waits for the GPU."""
 
 
 class FastUpdate:
-    """The same update as one graph, in bf16 where asked. `after` is work to do behind every update, in the graph."""
+    """The update as one graph, in bf16 where asked."""
 
     def __init__(
         self,
         model: nn.Module,
         optimizer: torch.optim.SGD,
-        loss: LossOf,
+        loss: Loss,
         *,
         batch: int,
         shape: tuple[int, ...],
@@ -99,22 +58,32 @@ class FastUpdate:
         kernels: ModuleType | None = None,
         norms: tuple[ModuleType, ModuleType] | None = None,
         exchange: Exchange = alone,
+        without: Collection[str] = (),
     ) -> None:
         """Made once for a run.
 
         Args:
-            also: what else `after` moves step by step, to be put back after a capture's warm-up.
-            kernels, norms: stand in for those of the device.
+            compiled: run the forward pass through torch.compile, where the kernels of `norms` do not fit.
+            after: work to do behind every update, in the graph.
+            also: what else `after` moves step by step, to be restored after a capture's warm-up.
+            kernels: triton/sgd.py, where it can run.
+            norms: triton/batch_norm.py and triton/pooling.py, where they can run.
+            without: hand-written parts to leave out: weight_stream, wide_channels, compile_ahead (engine/select.py).
         """
         self.model, self.loss, self.half, self.after, self.also = model, loss, half, after, also
         self.exchange = exchange
         self.parameters: list[Tensor] = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        norms = norms or (norms_for(device) if half else None)
-        self.working = WorkingCopy(
-            model, self.parameters, batch=batch, half=half, compiled=compiled, kernels=norms, shape=shape
+        self.copy = AmpCopy(
+            model,
+            self.parameters,
+            batch=batch,
+            half=half,
+            compiled=compiled,
+            kernels=norms,
+            shape=shape,
+            without=without,
         )
-        kernels = kernels or (descent_for(device) if half else None)
-        self.sgd = Sgd(optimizer, self.parameters, self.working.leaves, kernels=kernels)
+        self.sgd = Sgd(optimizer, self.parameters, self.copy.leaves, kernels=kernels)
         self.x = torch.zeros(batch, *shape, device=device)
         self.x_adv = torch.zeros(batch, *shape, device=device)
         self.y = torch.zeros(batch, dtype=torch.int64, device=device)
@@ -122,11 +91,16 @@ class FastUpdate:
         self.value = torch.zeros((), device=device)
         self.graphs: dict[tuple[int, bool], Captured] = {}  # by images, without and with a perturbation of the weights
         self.rest = -1  # images of the last batch that was not full
-        self.pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+        self.pool = pool_for(device)
+        self.not_captured = ""  # the reason, where the step runs uncaptured
+
+    def rehearse(self) -> None:
+        """Capture the step of a full batch. Raises what its operations raise; weights and statistics do not move."""
+        self._captured(len(self.x), False)
 
     def __call__(self, x: Tensor, x_adv: Tensor, y: Tensor, lr: float, awp: float = 0.0) -> Tensor:
         """Take the step and return the loss."""
-        self.working.refresh()
+        self.copy.refresh()
         self.sgd.lr.fill_(lr)
         self.awp.fill_(awp)
         # The last batch of an epoch: a graph if it comes again. But a capture's warm-up exchanges too, and a process
@@ -136,12 +110,9 @@ class FastUpdate:
             self.rest = len(x)
             self._step(x, x_adv, y, awp > 0)
             return self.value
-        kind = (len(x), awp > 0)
         for ours, given in zip(self._places(len(x)), (x, x_adv, y), strict=True):
             ours.copy_(given)
-        if kind not in self.graphs:
-            self._capture(*kind)
-        self.graphs[kind]()
+        self._captured(len(x), awp > 0)()
         return self.value
 
     def failed(self) -> bool:
@@ -149,75 +120,52 @@ class FastUpdate:
         return bool(self.sgd.failed.item())
 
     def _places(self, count: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Where a graph of so many images reads them, the attacked ones and the labels."""
+        """Where a graph of `count` images reads them, the adversarial ones and the labels."""
         return self.x[:count], self.x_adv[:count], self.y[:count]
 
-    def _capture(self, count: int, awp: bool) -> None:
-        """Warm up and capture, then put everything back that the warm-up has moved."""
-        moved = [*self.model.parameters(), *self.model.buffers(), *self.working.copies]
+    def _captured(self, count: int, awp: bool) -> Captured:
+        """The step of `count` images, captured at its first use; uncaptured where it cannot be."""
+        kind = (count, awp)
+        if kind not in self.graphs:
+            try:
+                self.graphs[kind] = self._capture(count, awp)
+            except NotCapturable as error:
+                self.not_captured, self.pool = str(error), None
+                self.graphs.clear()
+                self.graphs[kind] = self._capture(count, awp)
+        return self.graphs[kind]
+
+    def _capture(self, count: int, awp: bool) -> Captured:
+        """Warm up and capture, then restore everything that the warm-up has moved."""
+        moved = [*self.model.parameters(), *self.model.buffers(), *self.copy.copies]
         moved += [*self.sgd.momenta, self.sgd.failed, *self.also]
         kept = [tensor.detach().clone() for tensor in moved]  # attached, they would tie autograd to this stream
         try:
-            self.graphs[count, awp] = Captured(lambda: self._step(*self._places(count), awp), self.pool)
+            graph = Captured(lambda: self._step(*self._places(count), awp), self.pool)
             self.sgd.settle()
         finally:
             with torch.no_grad():
                 for tensor, before in zip(moved, kept, strict=True):
                     tensor.copy_(before)
+        return graph
 
     def _step(self, x: Tensor, x_adv: Tensor, y: Tensor, awp: bool) -> None:
         def loss_here() -> Tensor:
-            self.working.forwards = 0  # of two passes the last one counts, as it does for the statistics
+            self.copy.forwards = 0  # with a perturbation the second pass counts, as it does for the statistics
             with torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=self.half):
-                return self.loss(self.working.module, x, x_adv, y)
+                return self.loss(self.copy.module, x, x_adv, y)
 
-        loss, gradients = _gradients(
+        loss, found = gradients(
             loss_here,
-            list(self.working.module.buffers()),
+            list(self.copy.module.buffers()),
             self.parameters,
-            self.working.leaves,
+            self.copy.leaves,
             self.awp if awp else None,
-            self.working.aside.gradients,
+            self.copy.weight_stream.gradients,
         )
         with torch.no_grad():
-            self.exchange([loss, *gradients])
-            self.sgd(loss, gradients)
-            self.working.count()
+            self.exchange([loss, *found])
+            self.sgd(loss, found)
+            self.copy.count()
             self.value.copy_(loss)
             self.after()
-
-
-def _gradients(
-    loss_here: Callable[[], Tensor],
-    statistics: list[Tensor],
-    parameters: list[Tensor],
-    leaves: list[Tensor],
-    awp: Tensor | None,
-    differentiate: Callable[[Tensor, list[Tensor]], Sequence[Tensor]] = torch.autograd.grad,
-) -> tuple[Tensor, list[Tensor]]:
-    """The loss and its gradient; with `awp` both at the weights w + v (AWP, Wu et al. 2020).
-
-    v = awp * ||w|| * g / ||g|| for every weight of more than one dimension, g the gradient at w: the direction in which
-    the loss grows, at a length relative to the weight's. One step is taken along it, as its authors do. The pass that
-    finds g leaves no trace in the batch-norm statistics. The step is then taken from w. What is differentiated and
-    perturbed are the `leaves`: the parameters, or copies of them in another precision.
-    """
-    if awp is None:
-        loss = loss_here()
-        # Not backward(): it passes through nodes that remember the stream of an earlier step: that breaks a capture.
-        return loss.detach(), list(differentiate(loss, leaves))
-    kept = [tensor.clone() for tensor in statistics]
-    weights = [(leaf, weight) for leaf, weight in zip(leaves, parameters, strict=True) if weight.dim() > 1]
-    uphill = differentiate(loss_here(), [leaf for leaf, _ in weights])
-    with torch.no_grad():
-        before = [leaf.detach().clone() for leaf, _ in weights]
-        for tensor, value in zip(statistics, kept, strict=True):
-            tensor.copy_(value)
-        for (leaf, weight), g in zip(weights, uphill, strict=True):
-            g = g.to(weight.dtype)
-            torch.add(weight, awp * weight.norm() / (g.norm() + 1e-12) * g, out=leaf)
-    loss, gradients = _gradients(loss_here, statistics, parameters, leaves, None, differentiate)
-    with torch.no_grad():
-        for (leaf, _), value in zip(weights, before, strict=True):
-            leaf.copy_(value)
-    return loss, gradients

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 
-class Aside:
+class WeightGradientStream:
     """Where the gradients of weights are collected until the way back is over."""
 
     def __init__(self, device: torch.device) -> None:
@@ -86,11 +86,11 @@ class Aside:
 class _Convolution(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, leaf: Tensor, conv: nn.Conv2d, weight: Tensor, copies: int, aside: Aside
+        ctx: Any, x: Tensor, leaf: Tensor, conv: nn.Conv2d, weight: Tensor, copies: int, stream: WeightGradientStream
     ) -> Tensor:
         x = x.to(weight.dtype)
         ctx.save_for_backward(x, weight)
-        ctx.conv, ctx.copies, ctx.aside = conv, copies, aside
+        ctx.conv, ctx.copies, ctx.stream = conv, copies, stream
         with torch.autocast(x.device.type, enabled=False):  # what is kept for the way back is what was computed with
             return nn.functional.conv2d(x, weight, None, conv.stride, conv.padding, conv.dilation, conv.groups)
 
@@ -99,7 +99,7 @@ class _Convolution(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         gradient = gradients[0].contiguous(memory_format=torch.channels_last)
         if ctx.needs_input_grad[1]:
-            ctx.aside.put(ctx.conv, gradient, x, weight, ctx.copies)
+            ctx.stream.put(ctx.conv, gradient, x, weight, ctx.copies)
         of_x = None
         if ctx.needs_input_grad[0]:
             of_x = _backward(gradient, x, weight, ctx.conv, [True, False, False])[0]
