@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sparring.data import load
-from sparring.engine import Average
+from sparring.engine import WeightAverage
 from sparring.errors import UserError
 from sparring.training import checkpoint, loop, run_folder
 from sparring.training.config import model_facts
@@ -94,7 +94,7 @@ def test_a_state_comes_back_with_momentum_place_and_sums(tmp_path, small):
         state.optimizer.state[parameter]["momentum_buffer"] = torch.randn_like(parameter)
     state.epoch, state.step, state.tally.images = 3, 7, 21
     state.tally.backprops += 5
-    average = Average(state.model, 0.5)
+    average = WeightAverage(state.model, 0.5)
     average.move()
     with Saver(run_folder.create(tmp_path / "run", small, ""), state, facts, average) as saver:
         saver.save()

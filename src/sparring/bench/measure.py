@@ -25,7 +25,7 @@ from sparring.bench.side_by_side import images_per_second
 from sparring.bench.start_up import start_up, told_start
 from sparring.bench.timing import Timed, timed, wait
 from sparring.data import Dataset, Split, batches, count_batches, hold_out
-from sparring.engine import Engine, CapturedAttack, tuned
+from sparring.engine import CapturedAttack, Engine, tuned
 from sparring.errors import UserError
 from sparring.models import forward_flops
 from sparring.objectives import OBJECTIVES

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sparring.engine import Average
+from sparring.engine import WeightAverage
 from sparring.errors import UserError
 from sparring.training import run_folder
 from sparring.training.checkpoint import Checkpoint
@@ -59,7 +59,7 @@ class Saver:
     raised if that fails too.
     """
 
-    def __init__(self, run: run_folder.Run, state: State, facts: dict[str, Any], average: Average | None) -> None:
+    def __init__(self, run: run_folder.Run, state: State, facts: dict[str, Any], average: WeightAverage | None) -> None:
         self.run, self.state, self.facts, self.average = run, state, facts, average
         self.saved = float("-inf")
         self.pending: File | None = None  # the best model, to be written with the next checkpoint

@@ -140,7 +140,9 @@ def test_a_whole_attack_in_parts(both, monkeypatch):
     ours, plain = both(build("wrn-10-1", num_classes=10))
     sizes = []
     really = ManualWideResNet.forward
-    monkeypatch.setattr(ManualWideResNet, "forward", lambda self, x, rows: sizes.append(len(rows)) or really(self, x, rows))
+    monkeypatch.setattr(
+        ManualWideResNet, "forward", lambda self, x, rows: sizes.append(len(rows)) or really(self, x, rows)
+    )
     draw = torch.Generator().manual_seed(3)
     x = torch.rand(8, 3, 8, 8, generator=draw)
     y = plain(x).argmax(dim=1)

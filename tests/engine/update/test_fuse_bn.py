@@ -55,7 +55,9 @@ def test_a_rewritten_network_is_the_same_network(network, side, pools, beside, m
     torch.manual_seed(1)  # with 0 a value before a ReLU of Blocks is so near to 0 that rounding decides
     model = network().to(memory_format=torch.channels_last).train()
     ours, theirs = model, copy.deepcopy(model).double()
-    graph = fuse_bn.fuse(ours, batch_norm, pooling, aside := WeightGradientStream(torch.device("cpu")) if beside else None)
+    graph = fuse_bn.fuse(
+        ours, batch_norm, pooling, aside := WeightGradientStream(torch.device("cpu")) if beside else None
+    )
     kinds = [type(module) for module in graph.modules()]
     count = sum(isinstance(module, nn.BatchNorm2d) for module in model.modules())
     bare = [module for module in graph.modules() if isinstance(module, fuse_bn.Bare)]
@@ -185,7 +187,9 @@ def test_pixels_keep_sixteen_bits_at_the_first_layer(channels, beside):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(channels, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16)).train().bfloat16()
     model.to(memory_format=torch.channels_last)
-    graph = fuse_bn.fuse(model, batch_norm, pooling, aside := WeightGradientStream(torch.device("cpu")) if beside else None)
+    graph = fuse_bn.fuse(
+        model, batch_norm, pooling, aside := WeightGradientStream(torch.device("cpu")) if beside else None
+    )
     (unit,) = (module for module in graph.modules() if isinstance(module, fuse_bn.Bare))
     x = 0.5 + 0.5 * torch.rand(4, channels, 8, 8)
     weight = model[0].weight

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from sparring.attacks.checks import quiet
+from sparring.attacks.eval_mode import eval_mode
 from sparring.engine.cuda_graphs import reason
 from sparring.engine.folded_layers import ConvUnit, Dense, ScaleShift, Unit
 from sparring.engine.fx_graph import (
@@ -179,7 +179,7 @@ def fold(model: nn.Module, *, dtype: torch.dtype, fused: bool, without: Collecti
 def _traced(model: nn.Module) -> fx.GraphModule:
     """The model's graph in eval mode."""
     try:
-        with quiet(model):  # a forward that asks for its mode is traced in eval mode
+        with eval_mode(model):  # a forward that asks for its mode is traced in eval mode
             graph = fx.GraphModule(model, Tracer().trace(model))
     except Exception as error:  # whatever a forward does that cannot be traced
         raise NotFolded(untraceable(error)) from error
@@ -196,7 +196,7 @@ def mismatch(folded: Folded, model: nn.Module, images: Tensor) -> str:
     """Why a folded network in the model's own precision is not the model on these images; empty where it is."""
     x = images.to(folded.dtype)
     try:
-        with _exact(), quiet(model):
+        with _exact(), eval_mode(model):
             expected, found = model(x), folded(x)
     except Exception as error:  # a traced model may not be the model
         return f"the folded network fails ({reason(error)})"
