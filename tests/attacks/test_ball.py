@@ -32,24 +32,24 @@ def test_projection_is_the_nearest_point(seed):
 def test_starts():
     x = torch.full((2000, 1, 2, 2), 0.5)
 
-    def begun(start, **changes):
+    def drawn(start, **changes):
         return ball.random_start(x, eps=0.1, start=start, generator=torch.Generator().manual_seed(0), **changes)
 
-    assert torch.equal(begun(None), x)
-    assert begun(None) is not x
-    uniform = begun("uniform") - x
+    assert torch.equal(drawn(None), x)
+    assert drawn(None) is not x
+    uniform = drawn("uniform") - x
     assert uniform.abs().max() <= 0.1 + 1e-6
     assert uniform.std() == pytest.approx(0.1 / 3**0.5, rel=0.05)
-    normal = begun("normal") - x
+    normal = drawn("normal") - x
     assert normal.std() == pytest.approx(0.001, rel=0.05)
 
 
 @pytest.mark.parametrize("start", ["uniform", "normal"])
 def test_a_start_stays_in_range(start):
     x = torch.tensor([0.0, 1.0]).reshape(2, 1, 1, 1).repeat(500, 1, 1, 1)
-    begun = ball.random_start(x, eps=0.0005, start=start, generator=torch.Generator().manual_seed(0))
-    assert begun.min() >= 0
-    assert begun.max() <= 1
-    assert (begun - x).abs().max() <= 0.0005 + 1e-7
+    drawn = ball.random_start(x, eps=0.0005, start=start, generator=torch.Generator().manual_seed(0))
+    assert drawn.min() >= 0
+    assert drawn.max() <= 1
+    assert (drawn - x).abs().max() <= 0.0005 + 1e-7
     free = ball.random_start(x, eps=0.0005, start="normal", generator=torch.Generator().manual_seed(0), inside=False)
     assert (free - x).abs().max() > 0.0005

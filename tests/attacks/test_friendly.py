@@ -130,11 +130,11 @@ def test_without_projection_a_start_may_lie_outside_the_ball(batch):
 def test_an_example_does_not_depend_on_its_neighbours(batch):
     """A shrunk batch must not be compared with un-shrunk labels, a bug of the authors' code until January 2021."""
     model, x, y = batch
-    together = friendly_pgd(model, x, y, tau=1, **SETTINGS)
+    batched = friendly_pgd(model, x, y, tau=1, **SETTINGS)
     for i in range(len(x)):
         alone = friendly_pgd(model, x[i : i + 1], y[i : i + 1], tau=1, **SETTINGS)
-        assert torch.allclose(together.x_adv[i], alone.x_adv[0], rtol=0, atol=1e-12)
-        assert together.backprops[i] == alone.backprops[0]
+        assert torch.allclose(batched.x_adv[i], alone.x_adv[0], rtol=0, atol=1e-12)
+        assert batched.backprops[i] == alone.backprops[0]
 
 
 def test_stopped_examples_are_not_computed_again(batch):

@@ -123,14 +123,12 @@ def test_every_part_of_autoattack_is_asked_in_turn(monkeypatch):
 
 def test_the_margin_loss_climbs_too(monkeypatch):
     """Where cross-entropy has no slope left, as behind a logit of a thousand, the margin still has."""
-    climbed = []
-    really = bound.pgd_from
-    monkeypatch.setattr(
-        bound, "pgd_from", lambda *a, loss, **more: climbed.append(loss) or really(*a, loss=loss, **more)
-    )
+    losses = []
+    real = bound.pgd_from
+    monkeypatch.setattr(bound, "pgd_from", lambda *a, loss, **more: losses.append(loss) or real(*a, loss=loss, **more))
     x, y = images()
     estimate(linear(), x, y, **NUMBERS)
-    assert climbed == ["ce", "cw"]
+    assert losses == ["ce", "cw"]
 
 
 def test_what_gives_no_bound_is_refused():
