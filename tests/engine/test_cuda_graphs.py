@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sparring.engine import cuda_graphs
-from sparring.engine.cuda_graphs import SideStream, Captured
+from sparring.engine.cuda_graphs import Captured, SideStream
 from tests.engine.streams import Streams
 
 GIB = 2**30
