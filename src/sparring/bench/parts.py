@@ -112,9 +112,8 @@ class _Ablation:
         self._train(options.training_s)
         self.weights = {name: tensor.clone() for name, tensor in self.training.state.model.state_dict().items()}
         batch_s = timed(self._batch(self.taus["madry"]), device, repeats=1, warm_up=1, inner=2).median
-        self.count = _ROUNDS * max(
-            1, round(min(60, max(12 if options.timing_s else 1, options.timing_s / batch_s)) / 3)
-        )
+        count = min(60, max(12, options.timing_s / batch_s)) if options.timing_s else 1
+        self.count = _ROUNDS * max(1, round(count / _ROUNDS))
         self.found: dict[str, Any] = {
             "model": config.model,
             "batch_size": config.batch_size,

@@ -412,7 +412,7 @@ def _select_update(
             raise
         except Exception as error:
             failures.append(f"{how} fails: {reason(error)}")
-            if update.amp_copy.fused is not None:
+            if fused:
                 norms = None
             elif compiled:
                 compiled = False
