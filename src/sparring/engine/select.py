@@ -403,9 +403,8 @@ def _select_update(
     while not why:
         assert isinstance(optimizer, torch.optim.SGD)
         update = FastUpdate(model, optimizer, loss, norms=norms, compiled=compiled, **given)
-        how = (
-            "fused batch-norm" if update.amp_copy.fused is not None else "torch.compile" if compiled else "plain layers"
-        )
+        fused = update.amp_copy.fused is not None
+        how = "fused batch-norm" if fused else "torch.compile" if compiled else "plain layers"
         try:
             update.rehearse()
         except torch.OutOfMemoryError:
