@@ -164,11 +164,11 @@ def two_graph_step(name: str) -> list[dict]:
         given = setting(tau=tau, step_size=size)
         x_adv, backprops = attacked(engine, model, x[:count], y[:count], given)
         (bench,) = engine.walk.made.values()
-        assert bench.look is not None
-        kept, bench.look, bench.halve = bench.look, None, lambda: None  # else the two graphs are captured again
+        assert bench.check is not None
+        kept, bench.check, bench.halve = bench.check, None, lambda: None  # else the two graphs are captured again
         their_x_adv, their_backprops = attacked(engine, model, x[:count], y[:count], given)
-        assert bench.look is None
-        bench.look = kept
+        assert bench.check is None
+        bench.check = kept
         del bench.halve
         row = {"model": name, "tau": tau, "count": count, "mean_bps": their_backprops.double().mean().item()}
         row["bps_equal"] = (backprops == their_backprops).double().mean().item()
@@ -186,7 +186,7 @@ def updates() -> dict:
     """
     model, engine, _ = made("resnet18", half=True)
     update, loss = engine.update, OBJECTIVES["fat"].loss
-    assert update.sgd.at_once is not None and len(update.working.copies) == 22
+    assert update.sgd.at_once is not None and len(update.amp_copy.copies) == 22
     theirs = copy.deepcopy(model)
     optimizer = torch.optim.SGD(theirs.parameters(), lr=0.0, momentum=0.9, weight_decay=2e-4)
 
@@ -201,16 +201,16 @@ def updates() -> dict:
         x, y = batch(theirs, seed=step)
         given = x[:count], x[:count], y[:count], 0.01, awp
         losses.append([float(update(*given)), float(reference(*given))])
-        for leaf, weight in zip(update.working.copies, update.working.weights, strict=True):
+        for leaf, weight in zip(update.amp_copy.copies, update.amp_copy.weights, strict=True):
             assert torch.equal(leaf, weight.to(torch.bfloat16))  # the copies are the weights, rounded
     assert not update.failed()
     for ours, other in zip(model.buffers(), theirs.buffers(), strict=True):
         assert ours.is_floating_point() or torch.equal(ours, other)  # batch-norm's counts
     flat = [torch.cat([p.detach().flatten() for p in m.parameters()]) for m in (model, theirs)]
-    before = [tensor.clone() for tensor in (*model.parameters(), *update.working.copies, *update.sgd.momenta)]
+    before = [tensor.clone() for tensor in (*model.parameters(), *update.amp_copy.copies, *update.sgd.momenta)]
     update(x, x * float("nan"), y, 0.1)
     assert update.failed()
-    after = (*model.parameters(), *update.working.copies, *update.sgd.momenta)
+    after = (*model.parameters(), *update.amp_copy.copies, *update.sgd.momenta)
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
     row = {
         "losses": losses,

@@ -93,7 +93,7 @@ HOUSE: dict[str, list[str]] = {
         "render",
         "headline",
     ],
-    "bench": [],
+    "bench": ["timing", "start_up", "literal_loop", "training", "side_by_side", "parts", "measure"],
     "cli": [],
 }
 # Inside a package of a package, where the order matters as much.
@@ -111,7 +111,7 @@ INSIDE: dict[str, list[str]] = {
         "available",
     ],
     "engine.manual": ["fused_ops", "manual_network", "chain", "read_chain", "wide_resnet"],
-    "engine.attack": ["buckets", "split_batch", "folded", "replay", "active_set", "runner"],
+    "engine.attack": ["buckets", "split_batch", "folded", "unfolded", "replay", "active_set", "runner"],
     "engine.update": ["weight_gradients", "fused_layers", "fuse_bn", "sgd", "amp_copy", "awp", "step"],
 }
 ROOT = Path(sparring.__file__).parent

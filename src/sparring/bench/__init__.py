@@ -1,6 +1,7 @@
-"""How fast training is, measured: steps, epochs, start-up, runs side by side; the plain ways in the same run."""
+"""How fast training is: steps, epochs, start-up, runs side by side, what hand-written parts buy, the plain paths."""
 
 from sparring.bench.measure import Benchmark, Options
+from sparring.bench.parts import AblationOptions, ablation
 from sparring.bench.start_up import told_start
 
-__all__ = ["Benchmark", "Options", "told_start"]
+__all__ = ["AblationOptions", "Benchmark", "Options", "ablation", "told_start"]

@@ -1,6 +1,6 @@
 """How fast several runs are side by side: n processes on one device, each a run with a seed of its own.
 
-`python -m sparring.bench.company FOLDER SEED` is one of them. It gets ready, waits for the others, and trains; speed
+`python -m sparring.bench.side_by_side FOLDER SEED` is one of them. It prepares, waits for the others, and trains; speed
 counts from there on, epoch by epoch.
 """
 
@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from sparring.bench.training import TimedTraining
 from sparring.data import load
 from sparring.engine import on
 from sparring.training.config import Config, from_json, to_json
@@ -27,7 +28,7 @@ _TASK = "task.json"
 def images_per_second(
     config: Config, count: int, *, device: torch.device, images: int, tau: int, rounds: int, share: int
 ) -> list[float]:
-    """Of all runs together, while they train: once for each of so many epochs."""
+    """Images per second of all runs together while they train, one number for each of `rounds` epochs."""
     with tempfile.TemporaryDirectory() as folder:
         task: dict[str, Any] = {"config": to_json(config), "count": count, "device": str(device), "images": images}
         task |= {"tau": tau, "rounds": rounds}
@@ -39,23 +40,21 @@ def images_per_second(
 
 
 def _one(folder: Path, seed: int) -> None:
-    from sparring.bench.measure import Benchmark, Options
-
     task = json.loads((folder / _TASK).read_text())
     config = replace(from_json(task["config"]), seed=seed)
     device = torch.device(task["device"])
     with on(device):
-        bench = Benchmark(config, load(config.data), device, Options(images=task["images"]))
-        bench.epoch(config, 1, task["tau"])  # to warm up, and so that the model is not fooled at once
-        bench.last_batch()
+        training = TimedTraining(config, load(config.data), device, images=task["images"])
+        training.epoch(1, task["tau"])  # a warm-up, and so that the model is not fooled at once
+        training.last_batch()
         (folder / f"ready-{seed}").touch()
         while len(list(folder.glob("ready-*"))) < task["count"]:
             time.sleep(0.01)
-        rows = [bench.epoch(config, 2 + epoch, task["tau"]) for epoch in range(task["rounds"])]
+        rows = [training.epoch(2 + epoch, task["tau"]) for epoch in range(task["rounds"])]
         found = [row["images"] / row["seconds"] for row in rows]
         (folder / f"done-{seed}").write_text(json.dumps(found))
-        while len(list(folder.glob("done-*"))) < task["count"]:  # the slower ones are to have company to their end
-            bench.epoch(config, 2 + task["rounds"], task["tau"])
+        while len(list(folder.glob("done-*"))) < task["count"]:  # the slower runs must not be alone at their end
+            training.epoch(2 + task["rounds"], task["tau"])
 
 
 if __name__ == "__main__":

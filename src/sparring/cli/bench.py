@@ -15,26 +15,31 @@ import torch
 import tyro
 
 from sparring import recipes
-from sparring.bench import Benchmark, Options, told_start
+from sparring.bench import AblationOptions, Benchmark, Options, ablation, told_start
+from sparring.bench.training import fat_of
 from sparring.cli.arguments import parse
 from sparring.cli.console import Screen
 from sparring.cli.train import pick_device
 from sparring.data import load
 from sparring.engine import on
 from sparring.errors import RunFailed, UserError, unknown
+from sparring.training import run_folder
 from sparring.training.checkpoint import write_text
 from sparring.training.config import Config
 
-DESCRIPTION = """How fast training is here: attack steps, updates, real epochs, and the plain ways in the same run.
+DESCRIPTION = """How fast training is here: attack steps, updates, real epochs, and the plain paths in the same run.
 
 Examples:
   sparring bench                                    # digits on a CPU; CIFAR-10 with ResNet-18 on a GPU
   sparring bench fat-cifar10-resnet18 --only steps epochs
+  sparring bench --only parts                       # what each hand-written part of the engine buys (GPU)
   sparring bench --cold-start                       # start-up with an empty and a full compile cache
 
 FAT's epochs are compared with Madry's and, where the engine runs (CUDA), with the sum of their own steps. Close other
 programs first."""
-PARTS = ("start-up", "correct", "steps", "epochs", "plain", "together", "memory")
+MEASURED = ("start-up", "correct", "steps", "epochs", "plain", "together", "memory")
+ABLATION = "parts"  # only where it is named
+NETWORKS = ("small_cnn", "resnet18", "wrn-34-10")  # of the ablation on a GPU
 
 
 @dataclass(frozen=True)
@@ -44,12 +49,15 @@ class Arguments:
     recipe: Annotated[str | None, tyro.conf.Positional] = None
     """A recipe of a friendly objective: fat-digits, or fat-cifar10-resnet18 where there is a GPU."""
     only: tuple[str, ...] = ()
-    """Some of the parts: start-up correct steps epochs plain together memory."""
+    """Some of start-up correct steps epochs plain together memory; or parts."""
     model: str | None = None
     """Another architecture than the recipe's, such as wrn-34-10."""
     batch_size: int | None = None
     """Another batch size than the recipe's."""
     what: Annotated[Options, tyro.conf.OmitArgPrefixes] = field(default_factory=Options)
+    parts: Annotated[AblationOptions, tyro.conf.OmitArgPrefixes] = field(default_factory=AblationOptions)
+    without: tuple[str, ...] = ()
+    """Hand-written parts of the engine to leave out of everything that is measured."""
     cold_start: bool = False
     """Also measure the start with an empty and with a full compile cache, in processes of their own."""
     device: str = "auto"
@@ -62,8 +70,8 @@ def run(argv: list[str]) -> int:
     """The command."""
     asked = parse(Arguments, argv, prog="sparring bench", description=DESCRIPTION)
     for name in asked.only:
-        if name not in PARTS:
-            raise unknown("part", name, PARTS)
+        if name not in (*MEASURED, ABLATION):
+            raise unknown("part", name, (*MEASURED, ABLATION))
     device = pick_device(asked.device)
     recipe = recipes.find(asked.recipe or ("fat-cifar10-resnet18" if device.type == "cuda" else "fat-digits"))
     config = replace(
@@ -71,19 +79,21 @@ def run(argv: list[str]) -> int:
         model=asked.model or recipe.config.model,
         batch_size=recipe.config.batch_size if asked.batch_size is None else asked.batch_size,
     )
-    if config.objective.name != "fat":
-        raise UserError(f"bench times FAT against Madry; {recipe.name} is {config.objective.name}. Write fat-digits.")
+    fat_of(config)
     if asked.json.is_dir() or not asked.json.parent.is_dir():
         raise UserError(f"--json {asked.json} cannot be written. Name a file in a folder that exists.")
     with on(device):
-        _measure(recipe.name, config, device, asked)
+        if set(asked.only) != {ABLATION}:
+            _measure(recipe.name, config, device, asked)
+        if ABLATION in asked.only:
+            _ablate(recipe.name, config, device, asked)
     print(f"wrote {asked.json}")
     return 0
 
 
 def _measure(recipe: str, config: Config, device: torch.device, asked: Arguments) -> None:
-    """Every part, shown and written as it is measured."""
-    bench = Benchmark(config, load(config.data), device, asked.what)
+    """Show and write every part as it is measured."""
+    bench = Benchmark(config, load(config.data), device, asked.what, without=asked.without)
     screen = Screen()
     screen.print(f"{recipe}, {config.model}, batch {config.batch_size}, {bench.found['device']}")
     for name, rows in bench.parts(asked.only):
@@ -92,7 +102,7 @@ def _measure(recipe: str, config: Config, device: torch.device, asked: Arguments
             screen.print(f"  {what:28} {value}", highlight=False, soft_wrap=True)
         write_text(asked.json, json.dumps(bench.found, indent=1))
     if asked.cold_start:
-        bench.found["cold_start"] = _starts(recipe, config, asked.device)
+        bench.found["cold_start"] = _starts(recipe, config, asked.device, asked.without)
         for which, start in bench.found["cold_start"].items():
             screen.print(
                 f"  {which + ' cache':28} first step after {told_start(start)}", highlight=False, soft_wrap=True
@@ -100,14 +110,43 @@ def _measure(recipe: str, config: Config, device: torch.device, asked: Arguments
         write_text(asked.json, json.dumps(bench.found, indent=1))
 
 
-def _starts(recipe: str, config: Config, device: str) -> dict[str, Any]:
-    """Start-up in two fresh processes that share a compile cache: empty for the first, full for the next."""
+def _ablate(recipe: str, config: Config, device: torch.device, asked: Arguments) -> None:
+    """Show and write what each hand-written part buys, network by network."""
+    data = load(config.data)
+    found: dict[str, Any] = {"recipe": recipe, **run_folder.environment(device), "networks": {}}
+    if asked.json.exists() and set(asked.only) != {ABLATION}:
+        found = json.loads(asked.json.read_text()) | {"networks": {}}
+    screen = Screen()
+    default = NETWORKS if device.type == "cuda" and asked.model is None else (config.model,)
+    for model in asked.parts.models or default:
+        screen.print(f"{recipe}, {model}, batch {config.batch_size}", style="bold", highlight=False)
+
+        def keep(row: dict[str, Any], model: str = model) -> None:
+            found["networks"][model] = row
+            write_text(asked.json, json.dumps(found, indent=1))
+
+        rows = ablation(
+            replace(config, model=model),
+            data,
+            device,
+            asked.parts,
+            images=asked.what.images,
+            kind=asked.what.engine,
+            keep=keep,
+        )
+        for what, value in rows:
+            screen.print(f"  {what:24} {value}", highlight=False, soft_wrap=True)
+
+
+def _starts(recipe: str, config: Config, device: str, without: tuple[str, ...]) -> dict[str, Any]:
+    """Start-up in two fresh processes that share a compile cache: empty for the first, full for the second."""
     found = {}
     with tempfile.TemporaryDirectory() as folder:
         caches = {name: str(Path(folder) / name) for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")}
         out = Path(folder) / "start.json"
         command = [sys.executable, "-m", "sparring", "bench", recipe, "--device", device]
         command += ["--model", config.model, "--batch-size", str(config.batch_size)]
+        command += ["--without", *without] if without else []
         for which in ("empty", "full"):
             done = subprocess.run(
                 [*command, "--only", "start-up", "--json", str(out)], env=os.environ | caches, capture_output=True

@@ -403,22 +403,23 @@ def _select_update(
     while not why:
         assert isinstance(optimizer, torch.optim.SGD)
         update = FastUpdate(model, optimizer, loss, norms=norms, compiled=compiled, **given)
-        how = "fused batch-norm" if update.copy.fused is not None else "torch.compile" if compiled else "plain layers"
+        fused = update.amp_copy.fused is not None
+        how = "fused batch-norm" if fused else "torch.compile" if compiled else "plain layers"
         try:
             update.rehearse()
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
             failures.append(f"{how} fails: {reason(error)}")
-            if update.copy.fused is not None:
+            if fused:
                 norms = None
             elif compiled:
                 compiled = False
             else:
                 break
             continue
-        if update.copy.not_fused:
-            failures.append(update.copy.not_fused)
+        if update.amp_copy.not_fused:
+            failures.append(update.amp_copy.not_fused)
         captured = f"uncaptured ({update.not_captured})" if update.not_captured else "captured"
         captured = captured if run.cuda or update.not_captured else "uncaptured (no CUDA)"
         return update, f"{how}{_because(failures)}, {captured}"
@@ -438,7 +439,7 @@ def _in_use(runner: CapturedAttack | None, folded: Folded | None, update: Update
     network = runner.network if runner is not None else None
     manual = folded.manual if folded is not None and network is not None else None
     kernels = runner is not None and runner.kernels is not None
-    fused = update.copy.fused if isinstance(update, FastUpdate) else None
+    fused = update.amp_copy.fused if isinstance(update, FastUpdate) else None
     in_use = {
         "manual": isinstance(manual, ManualChain),
         "manual_wide": manual is not None and not isinstance(manual, ManualChain),

@@ -1,8 +1,8 @@
-"""The model that gradients and queries are taken from: the caller's own, or a bf16 network made from it for speed.
+"""The model that attacks take gradients from: the caller's own, or a bf16 network made from it for speed.
 
-The network is the engine's: batch-norm folded away, the first layer reading pixels at 16 bits. It serves to find
-adversarial examples; verdicts come from the caller's model. A model that cannot be folded, or whose folded network
-differs from it on images, runs itself under autocast. Works on the CPU too, where it is only slower.
+The bf16 network is the engine's: batch-norm is folded into the convolutions, and the first layer reads pixels at 16
+bits. It only finds adversarial examples; the caller's model judges them (`verdicts`). A model that cannot be folded, or
+whose folded network differs from it on images, runs under autocast. Works on the CPU too, where bf16 is slower.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ Precision = Literal["fp32", "bf16"]
 
 @contextmanager
 def frozen(model: Model) -> Iterator[None]:
-    """Turn off the gradients of all parameters during an attack: FAB calls backward(), which would fill .grad."""
-    trained = [p for p in model.parameters() if p.requires_grad] if isinstance(model, nn.Module) else []
+    """Switch off the parameters' gradients during an attack: FAB calls backward(), which would fill .grad."""
+    asking = [p for p in model.parameters() if p.requires_grad] if isinstance(model, nn.Module) else []
     try:
-        for parameter in trained:
+        for parameter in asking:
             parameter.requires_grad_(False)
         yield
     finally:
-        for parameter in trained:
+        for parameter in asking:
             parameter.requires_grad_(True)
 
 
@@ -42,19 +42,21 @@ def gradient_model(
     Args:
         model: in eval mode.
         probe: a few of the images it will see.
-        most: the most images it will see at once.
+        precision: of the gradients.
+        most: the largest batch it will see.
+        compiled: whether to torch.compile the bf16 network.
     """
     if precision == "fp32":
         return model
     if not isinstance(model, nn.Module) or _why_not(model, probe):
         return _autocast(model)
-    if probe.is_cuda and not compiled:  # fused operations are as fast as compiled ones and need no compiling
+    if probe.is_cuda and not compiled:  # fused operations are as fast as compiled ones, without the compile time
         fused = fold(model, dtype=torch.bfloat16, fused=True)
         sizes = [*(size for size in SIZES if size < most), min(most, SIZES[-1])] if most else []
         if not fused_mismatch(fused, model, probe.float(), sizes=sizes):
             return fused if fused.manual is None else Replayed(fused)
     network = fold(model, dtype=torch.bfloat16, fused=False)
-    try:  # bf16 and channels_last may not suit what the forward of an unknown model does
+    try:  # the forward pass of a custom network may not support bf16 or channels_last
         with torch.enable_grad():
             point = probe.float().requires_grad_()
             torch.autograd.grad(network(point).sum(), point)

@@ -8,7 +8,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from sparring import models
-from sparring.engine.attack.folded import ConvUnit, Dense, ScaleShift, agrees, fold
+from sparring.engine.attack.folded import NotFolded, fold, fused_mismatch
+from sparring.engine.folded_layers import ConvUnit, Dense, ScaleShift
 from sparring.engine.manual import fused_ops as fused_operations
 from tests.evaluation.test_gradient_model import awake
 
@@ -42,13 +43,14 @@ def test_folding_keeps_function_and_gradient(name, kinds, fused):
     torch.testing.assert_close(*(torch.autograd.grad(z[:, 3].sum(), x)[0] for z in (one, other)), rtol=1e-9, atol=1e-12)
 
 
-def test_shortcuts_lend_their_bias_and_the_last_layer_pools():
+def test_the_bias_of_a_shortcut_is_shared_and_the_last_layer_pools():
     network = fold(build("resnet18"), dtype=torch.float64, fused=True)
-    assert len(network.loans) == 3 and all(lender.lends and not unit.lends for unit, lender in network.loans)
+    pairs = network.shared_biases
+    assert len(pairs) == 3 and all(other.bias_is_shared and not unit.bias_is_shared for unit, other in pairs)
     assert network.units[-1].pools
     wide = fold(build("wrn-16-2"), dtype=torch.float64, fused=True)  # is compiled: the compiler sees to it
     assert not wide.units[-1].pools
-    assert not fold(build("resnet18"), dtype=torch.float64, fused=False).loans
+    assert not fold(build("resnet18"), dtype=torch.float64, fused=False).shared_biases
 
 
 def test_what_two_layers_read_comes_twice():
@@ -135,7 +137,8 @@ class Odd(nn.Module):
 
 @pytest.mark.parametrize("model", [Fickle(), Odd()], ids=["control flow", "a layer not known"])
 def test_what_cannot_be_folded_is_refused(model):
-    assert fold(model, dtype=torch.float32, fused=False) is None
+    with pytest.raises(NotFolded):
+        fold(model, dtype=torch.float32, fused=False)
 
 
 class Bare(nn.Module):
@@ -179,7 +182,8 @@ def test_the_attack_sees_eval_mode_while_the_model_trains():
 
 def test_statistics_without_weights_are_refused():
     model = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(9, affine=False), nn.Linear(9, 3))
-    assert fold(model, dtype=torch.float32, fused=False) is None
+    with pytest.raises(NotFolded):
+        fold(model, dtype=torch.float32, fused=False)
 
 
 class Shared(nn.Module):
@@ -211,7 +215,7 @@ def test_a_batch_norm_that_stands_in_two_places():
 def test_fused_operations_are_tried_before_they_are_trusted(name, dtype, monkeypatch):
     model, x = build(name, torch.float32), images(torch.float32)
     fused = fold(model, dtype=dtype, fused=True)
-    assert agrees(fused, model, x)
+    assert not fused_mismatch(fused, model, x)
 
     def missing(*args, **kwargs):
         raise RuntimeError("no such operation on this device")
@@ -222,7 +226,7 @@ def test_fused_operations_are_tried_before_they_are_trusted(name, dtype, monkeyp
 
     for fault in (missing, wrong):
         monkeypatch.setattr(importlib.import_module("sparring.engine.folded_layers"), "conv_relu", fault)
-        assert not agrees(fused, model, x)
+        assert fused_mismatch(fused, model, x)
 
 
 def test_a_deep_network_with_normalisation_is_held_against_its_own_precision():
@@ -235,7 +239,7 @@ def test_a_deep_network_with_normalisation_is_held_against_its_own_precision():
             model.train()(torch.rand(32, 3, 32, 32))
     x = torch.rand(8, 3, 32, 32, generator=torch.Generator().manual_seed(1))
     fused = fold(model.eval(), dtype=torch.bfloat16, fused=True)
-    assert fused.dtype == torch.bfloat16 and agrees(fused, model, x)
+    assert fused.dtype == torch.bfloat16 and not fused_mismatch(fused, model, x)
 
 
 def test_a_fault_in_the_backward_pass_alone_is_seen(monkeypatch):
@@ -244,7 +248,7 @@ def test_a_fault_in_the_backward_pass_alone_is_seen(monkeypatch):
     monkeypatch.setattr(
         fused_operations, "_relu_back", lambda *gradients, y, among=None: gradients[0]
     )  # forgets the mask and a sum
-    assert not agrees(network, model, x)
+    assert fused_mismatch(network, model, x)
 
 
 def test_a_fault_at_many_images_alone_is_seen(monkeypatch):
@@ -259,4 +263,4 @@ def test_a_fault_at_many_images_alone_is_seen(monkeypatch):
         return really(x, *args, **kwargs)
 
     monkeypatch.setattr(units, "conv_relu", small)
-    assert agrees(network, model, x[:8]) and not agrees(network, model, x[:8], sizes=(4, 16))
+    assert not fused_mismatch(network, model, x[:8]) and fused_mismatch(network, model, x[:8], sizes=(4, 16))

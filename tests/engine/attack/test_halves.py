@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton", reason="the kernels need Triton, which pip install -e '.[dev]' brings on Linux")
 if torch.cuda.is_available():
-    pytest.skip("for the interpreter; on CUDA run benchmarks/gpu_engine_check.py", allow_module_level=True)
+    pytest.skip("for the interpreter; on CUDA run benchmarks/check_engine.py", allow_module_level=True)
 
-from sparring.attacks import friendly_pgd
 from sparring.engine.attack.active_set import ActiveSet
 from sparring.engine.attack.buckets import fitting
 from sparring.engine.attack.runner import CapturedAttack
@@ -19,6 +18,7 @@ from sparring.engine.manual import fused_ops
 from sparring.engine.triton import attack_step, conv, pointwise, pooling
 from sparring.engine.triton.conv import Tiling
 from sparring.models import build
+from sparring.objectives import KTauPGD
 from tests.engine.networks import OneBlock, Residual
 from tests.engine.streams import Warm
 
@@ -106,7 +106,7 @@ def test_two_halves_are_a_step(folded):
         )
         active.begin(x, y, x, tau=0, eps=0.1, step_size=0.03)
         if halves:
-            active.look(ours.manual)
+            active.check(ours.manual)
             assert active.slots.tolist() == [1, 3, 0, 0, 0, 0, 0]
             active.go(ours.manual, 4)
         else:
@@ -173,20 +173,17 @@ def test_a_whole_attack_in_which_all_look_before_some_go(seed, count, tau, every
     x = torch.rand(count, *SHAPE, generator=draw)
     y = network(x).argmax(dim=1)
     y[::3] = (y[::3] + 1) % CLASSES
-    walk = CapturedAttack(network, 9, SHAPE, CLASSES, device=CPU, every=every, kernels=attack_step)
-    setting = {"eps": 0.2, "step_size": 0.04, "steps": 5, "tau": tau, "loss": loss, "start": "uniform"}
-    setting |= {"noise": 0.01, "project": True}
+    attack = CapturedAttack(network, 9, SHAPE, CLASSES, device=CPU, every=every, kernels=attack_step)
+    pgd = KTauPGD(eps=0.2, step_size=0.04, steps=5, tau=tau, loss=loss, start="uniform", noise=0.01)
     for again in range(2):
         network.looked.clear()
-        ours, plain = (
-            attack(network, x, y, generator=torch.Generator().manual_seed(again), **setting)
-            for attack in (walk, friendly_pgd)
-        )
+        ours = attack(pgd, x, y, torch.Generator().manual_seed(again))
+        plain = pgd(network, x, y, torch.Generator().manual_seed(again))
         assert torch.equal(ours.backprops, plain.backprops)
         assert torch.allclose(ours.x_adv, plain.x_adv, rtol=0, atol=1e-6)
         went_on = int((plain.backprops > tau).sum())
-        looks = tau < 5 and fitting(walk.sizes, count) == 9 and went_on > 0
-        assert network.looked == ([(9, fitting(walk.sizes, went_on))] if looks else [])
+        looks = tau < 5 and fitting(attack.sizes, count) == 9 and went_on > 0
+        assert network.looked == ([(9, fitting(attack.sizes, went_on))] if looks else [])
 
 
 def test_halves_are_made_when_somebody_may_stop(monkeypatch):
@@ -196,18 +193,16 @@ def test_halves_are_made_when_somebody_may_stop(monkeypatch):
     draw = torch.Generator().manual_seed(3)
     x = torch.rand(9, *SHAPE, generator=draw)
     y = network(x).argmax(dim=1)
-    walk = CapturedAttack(network, 9, SHAPE, CLASSES, device=CPU, every=3, kernels=attack_step)
-    setting = {"eps": 0.2, "step_size": 0.04, "steps": 4, "loss": "ce", "start": None, "noise": 0.0, "project": True}
+    attack = CapturedAttack(network, 9, SHAPE, CLASSES, device=CPU, every=3, kernels=attack_step)
     looks = []
     for tau, halved in ((4, False), (5, False), (1, True), (4, True), (0, True)):
-        ours, plain = (
-            attack(network, x, y, generator=torch.Generator(), tau=tau, **setting) for attack in (walk, friendly_pgd)
-        )
+        pgd = KTauPGD(eps=0.2, step_size=0.04, steps=4, tau=tau, loss="ce", start=None)
+        ours, plain = attack(pgd, x, y, torch.Generator()), pgd(network, x, y, torch.Generator())
         assert torch.equal(ours.backprops, plain.backprops) and torch.allclose(ours.x_adv, plain.x_adv, atol=1e-6)
-        (bench,) = walk.made.values()
-        assert (bench.look is not None) == halved == bool(bench.go)
-        assert bench.taken == int(bench.active.serial)  # warm-ups were steps, too
-        looks.append(bench.look)
+        (made,) = attack.made.values()
+        assert (made.check is not None) == halved == bool(made.go)
+        assert made.taken == int(made.active.serial)  # warm-ups were steps, too
+        looks.append(made.check)
     assert looks[2] is looks[3] is looks[4]  # made once
 
 

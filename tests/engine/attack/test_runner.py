@@ -7,20 +7,24 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparring.attacks import friendly_pgd
 from sparring.engine.attack.runner import CapturedAttack
 from sparring.engine.attack.split_batch import SplitBatch
 from sparring.engine.cuda_graphs import SideStream
+from sparring.objectives import KTauPGD
 from tests.attacks.conftest import images, network
 
 CPU = torch.device("cpu")
 
 
-def both(model, walk, x, y, seed=5, **changes):
+def search(**changes):
     given = {"eps": 0.1, "step_size": 0.02, "steps": 8, "tau": 0, "loss": "ce", "start": "uniform", "noise": 0.0}
-    given |= {"project": True} | changes
-    fast = walk(model, x, y, generator=torch.Generator().manual_seed(seed), **given)
-    plain = friendly_pgd(model, x, y, generator=torch.Generator().manual_seed(seed), **given)
+    return KTauPGD(**(given | changes))
+
+
+def both(model, attack, x, y, seed=5, **changes):
+    pgd = search(**changes)
+    fast = attack(pgd, x, y, torch.Generator().manual_seed(seed))
+    plain = pgd(model, x, y, torch.Generator().manual_seed(seed))
     assert torch.equal(fast.backprops, plain.backprops)
     assert torch.allclose(fast.x_adv, plain.x_adv, rtol=0, atol=1e-12)
     return plain
@@ -34,8 +38,8 @@ def both(model, walk, x, y, seed=5, **changes):
 def test_equals_the_plain_attack(tau, loss, start, noise, project):
     model = network()
     x, y = images(model, 24)
-    walk = CapturedAttack(model, 24, (1, 6, 6), 4, device=CPU, dtype=torch.float64, every=5)
-    both(model, walk, x, y, tau=tau, loss=loss, start=start, noise=noise, project=project)
+    attack = CapturedAttack(model, 24, (1, 6, 6), 4, device=CPU, dtype=torch.float64, every=5)
+    both(model, attack, x, y, tau=tau, loss=loss, start=start, noise=noise, project=project)
 
 
 @pytest.mark.parametrize("loss", ["ce", "kl"])
@@ -43,10 +47,10 @@ def test_a_step_in_parts_is_the_same_step(loss):
     model = network()
     x, y = images(model, 24)
     parted = SplitBatch(model, CPU, {24: (15, 9), 20: (13, 7), 16: (3, 3, 10), 12: (7, 5), 8: (5, 3)})
-    walk = CapturedAttack(parted, 24, (1, 6, 6), 4, device=CPU, dtype=torch.float64, every=4)
+    attack = CapturedAttack(parted, 24, (1, 6, 6), 4, device=CPU, dtype=torch.float64, every=4)
     seen: list[int] = []
     hook = model.register_forward_pre_hook(lambda module, given: seen.append(len(given[0])))
-    both(model, walk, x, y, loss=loss, eps=0.5, step_size=0.1)
+    both(model, attack, x, y, loss=loss, eps=0.5, step_size=0.1)
     hook.remove()
     assert sum(set(cut) <= set(seen) for cut in parted.cuts.values()) > 1
 
@@ -62,11 +66,11 @@ def test_a_step_in_parts_is_the_same_step(loss):
 )
 def test_random_stop_patterns_partial_batches_and_buckets(seed, capacity, share, every, tau, size):
     model = network(seed=seed)
-    walk = CapturedAttack(model, capacity, (1, 6, 6), 4, device=CPU, dtype=torch.float64, every=every)
+    attack = CapturedAttack(model, capacity, (1, 6, 6), 4, device=CPU, dtype=torch.float64, every=every)
     count = max(1, int(share * capacity))
     for batch in range(2):  # the second finds the buffers as the first left them
         x, y = images(model, count, seed=seed + batch)
-        both(model, walk, x, y, seed=seed, tau=tau, step_size=size, steps=6, noise=0.002)
+        both(model, attack, x, y, seed=seed, tau=tau, step_size=size, steps=6, noise=0.002)
         count = capacity
 
 
@@ -75,21 +79,21 @@ def test_every_step_is_counted(tau):
     """What the host has launched and what the device has done: a report is told from an older one by it."""
     model = network()
     x, y = images(model, 12)
-    walk = CapturedAttack(model, 12, (1, 6, 6), 4, device=CPU, dtype=torch.float64)
+    attack = CapturedAttack(model, 12, (1, 6, 6), 4, device=CPU, dtype=torch.float64)
     for _ in range(2):
-        both(model, walk, x, y, tau=tau)
-        (bench,) = walk.made.values()
-        assert bench.taken == int(bench.active.serial)
+        both(model, attack, x, y, tau=tau)
+        (pgd,) = attack.made.values()
+        assert pgd.taken == int(pgd.active.serial)
 
 
 def test_an_old_report_is_not_taken_for_the_new_one(monkeypatch):
     """A GPU reports when it gets there: what is read before is the step before."""
     model = network()
     x, y = images(model, 24)
-    walk = CapturedAttack(model, 24, (1, 6, 6), 4, device=CPU, dtype=torch.float64, every=4)
-    both(model, walk, x, y)
-    (bench,) = walk.made.values()
-    now, late = bench.active.read, []
+    attack = CapturedAttack(model, 24, (1, 6, 6), 4, device=CPU, dtype=torch.float64, every=4)
+    both(model, attack, x, y)
+    (pgd,) = attack.made.values()
+    now, late = pgd.active.read, []
 
     def read():
         if not late:
@@ -99,20 +103,20 @@ def test_an_old_report_is_not_taken_for_the_new_one(monkeypatch):
         late.clear()
         return now()
 
-    monkeypatch.setattr(bench.active, "read", read)
-    assert both(model, walk, x, y).backprops.max() > 1
+    monkeypatch.setattr(pgd.active, "read", read)
+    assert both(model, attack, x, y).backprops.max() > 1
 
 
 @pytest.mark.parametrize("tau", [0, 8])
 def test_the_next_numbers_may_be_drawn_when_all_steps_are_launched(tau, monkeypatch):
     model = network()
     x, y = images(model, 12)
-    walk = CapturedAttack(model, 12, (1, 6, 6), 4, device=CPU, dtype=torch.float64)
+    attack = CapturedAttack(model, 12, (1, 6, 6), 4, device=CPU, dtype=torch.float64)
     told = []
-    monkeypatch.setattr(SideStream, "read", lambda beside: told.append(sum(walk.launched.values())))
+    monkeypatch.setattr(SideStream, "read", lambda beside: told.append(sum(attack.launched.values())))
     for _ in range(2):
-        both(model, walk, x, y, tau=tau)
-        assert told[-1] == sum(walk.launched.values())
+        both(model, attack, x, y, tau=tau)
+        assert told[-1] == sum(attack.launched.values())
     assert len(told) == 2
 
 
@@ -121,40 +125,27 @@ def test_no_step_is_launched_for_nobody():
     x, _ = images(model, 12)
     with torch.no_grad():
         wrong = (model(x).argmax(dim=1) + 1) % 4  # all are fooled at the start
-    walk = CapturedAttack(model, 12, (1, 6, 6), 4, device=CPU, dtype=torch.float64)
-    assert both(model, walk, x, wrong, start=None).backprops.sum() == 0
-    assert sum(walk.launched.values()) == 1
+    attack = CapturedAttack(model, 12, (1, 6, 6), 4, device=CPU, dtype=torch.float64)
+    assert both(model, attack, x, wrong, start=None).backprops.sum() == 0
+    assert sum(attack.launched.values()) == 1
 
 
 def test_schedules_need_no_new_buffers():
     model = network()
     x, y = images(model, 12)
-    walk = CapturedAttack(model, 12, (1, 6, 6), 4, device=CPU, dtype=torch.float64)
+    attack = CapturedAttack(model, 12, (1, 6, 6), 4, device=CPU, dtype=torch.float64)
     for tau, eps, size in [(0, 0.1, 0.02), (2, 0.05, 0.01), (8, 0.2, 0.05)]:
-        both(model, walk, x, y, tau=tau, eps=eps, step_size=size)
-    assert len(walk.made) == 1
+        both(model, attack, x, y, tau=tau, eps=eps, step_size=size)
+    assert len(attack.made) == 1
 
 
 def test_only_the_bucket_is_computed():
     model = network()
     x, y = images(model, 24)
-    walk = CapturedAttack(model, 24, (1, 6, 6), 4, device=CPU, dtype=torch.float64, every=4)
+    attack = CapturedAttack(model, 24, (1, 6, 6), 4, device=CPU, dtype=torch.float64, every=4)
     sizes = []
     handle = model.register_forward_pre_hook(lambda module, inputs: sizes.append(len(inputs[0])))
-    fast = walk(
-        model,
-        x,
-        y,
-        eps=0.1,
-        step_size=0.02,
-        steps=8,
-        tau=0,
-        loss="ce",
-        start=None,
-        noise=0.0,
-        project=True,
-        generator=torch.Generator(),
-    )
+    fast = attack(search(start=None), x, y, torch.Generator())
     handle.remove()
     taken = fast.backprops
     seen = [24] + [int((taken >= step).sum()) for step in range(1, 8)]

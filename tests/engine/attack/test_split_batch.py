@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from sparring.engine.attack.split_batch import CUTS, SplitBatch, ahead
+from sparring.engine.attack.split_batch import SplitBatch, ahead
 from tests.engine.streams import Streams
 
 
@@ -49,7 +49,3 @@ def test_parts_have_streams_of_their_own_once_they_are_tuned(monkeypatch):
     assert streams.take() == side_by_side
     back(slope)
     assert streams.take() == [side_by_side[0], side_by_side[-1]]
-
-
-def test_cuts_are_cuts():
-    assert all(sum(cut) == size and len(cut) > 1 and min(cut) > 0 for size, cut in CUTS.items())

@@ -13,7 +13,7 @@ pytest.importorskip("triton", reason="the kernels need Triton, which pip install
 if torch.cuda.is_available():
     pytest.skip("for the interpreter; on CUDA run benchmarks/gpu_engine_check.py", allow_module_level=True)
 
-from sparring.engine.attack.folded import agrees, fold
+from sparring.engine.attack.folded import fold, fused_mismatch
 from sparring.engine.attack.runner import CapturedAttack
 from sparring.engine.attack.split_batch import SplitBatch
 from sparring.engine.folded_layers import ScaleShift
@@ -21,6 +21,7 @@ from sparring.engine.manual import wide_resnet
 from sparring.engine.manual.wide_resnet import ManualWideResNet
 from sparring.engine.triton import attack_step, pointwise
 from sparring.models import build
+from sparring.objectives import KTauPGD
 
 CPU = torch.device("cpu")
 SIDES = dict.fromkeys(("stretched", "shortcut stride"), (2, 2))  # 2x2 and 1x1 are added by stretching
@@ -114,7 +115,7 @@ def test_a_fault_in_the_way_back_of_some_is_seen(both, monkeypatch):
     model = build("wrn-10-1", num_classes=10)
     ours, _ = both(model)
     x = torch.rand(3, 3, 8, 8, generator=torch.Generator().manual_seed(0))
-    assert agrees(ours, model.eval(), x)
+    assert not fused_mismatch(ours, model.eval(), x)
     really = pointwise.norm_relu_back
 
     def fails(*given, among=None, **more):
@@ -123,7 +124,7 @@ def test_a_fault_in_the_way_back_of_some_is_seen(both, monkeypatch):
         return really(*given, **more)
 
     monkeypatch.setattr(pointwise, "norm_relu_back", fails)
-    assert not agrees(ours, model, x)
+    assert fused_mismatch(ours, model, x)
 
 
 def test_more_images_than_a_second_axis_counts():
@@ -147,18 +148,17 @@ def test_a_whole_attack_in_parts(both, monkeypatch):
     x = torch.rand(8, 3, 8, 8, generator=draw)
     y = plain(x).argmax(dim=1)
     y[::2] = (y[::2] + 1) % 10
-    setting = {"eps": 0.1, "step_size": 0.02, "steps": 4, "tau": 1, "loss": "ce", "start": "uniform"}
-    setting |= {"noise": 0.001, "project": True}
-    found, looks = [], []
+    pgd = KTauPGD(eps=0.1, step_size=0.02, steps=4, tau=1, loss="ce", start="uniform", noise=0.001)
+    found, halved = [], []
     for network, modules in ((SplitBatch(ours, CPU, {8: (5, 3), 4: (2, 2)}), attack_step), (plain, None)):
-        walk = CapturedAttack(network, 8, (3, 8, 8), 10, device=CPU, every=4, kernels=modules)
-        got = walk(network, x, y, generator=torch.Generator().manual_seed(0), **setting)
+        attack = CapturedAttack(network, 8, (3, 8, 8), 10, device=CPU, every=4, kernels=modules)
+        got = attack(pgd, x, y, torch.Generator().manual_seed(0))
         found.append((got.x_adv.clone(), got.backprops.clone()))
-        (bench,) = walk.made.values()
-        looks.append(bench.look is not None)
+        (made,) = attack.made.values()
+        halved.append(made.check is not None)
     (x_adv, backprops), (their_x_adv, their_backprops) = found
-    assert looks == [True, False]
-    assert sizes[:3] == [5, 3, 8]  # the first step in parts, then all look
+    assert halved == [True, False]
+    assert sizes[:3] == [5, 3, 8]  # the first step in parts, then the check of all
     assert set(sizes[3:]) <= {5, 3, 2}  # and again in parts
     assert torch.equal(backprops, their_backprops) and 0 < int((backprops == 1).sum()) < 8
     assert ((x_adv - their_x_adv).abs() > 1e-5).float().mean() < 0.01  # signs of nearly nothing
@@ -267,9 +267,9 @@ def test_all_batch_norms_in_one_launch(monkeypatch, dtype):
             importlib.import_module("sparring.engine.attack.folded"), name, lambda device, module=module: module
         )
     monkeypatch.setattr(attack_step, "_BLOCK", 8192)  # the interpreter is slow at loops
-    network.at_once = None
+    network.refreshed_at_once = None
     network.refresh()
-    assert network.at_once[1].issuperset(norms) and len(norms) == 3
+    assert network.refreshed_at_once[1].issuperset(norms) and len(norms) == 3
     for unit, (scale, shift) in zip(norms, expected, strict=True):
         assert torch.allclose(unit.scale, scale, rtol=2**-7) and torch.allclose(
             unit.shift, shift, rtol=2**-7, atol=1e-4

@@ -16,7 +16,6 @@ pytest.importorskip("triton", reason="the kernels need Triton, which pip install
 if torch.cuda.is_available():
     pytest.skip("for the interpreter; on CUDA run benchmarks/gpu_engine_check.py", allow_module_level=True)
 
-from sparring.attacks import friendly_pgd
 from sparring.engine.attack.active_set import ActiveSet
 from sparring.engine.attack.folded import ConvUnit, fold
 from sparring.engine.attack.runner import CapturedAttack
@@ -24,6 +23,7 @@ from sparring.engine.manual import fused_ops
 from sparring.engine.triton import attack_step, pointwise, pooling
 from sparring.models import build
 from sparring.models.resnet import BasicBlock
+from sparring.objectives import KTauPGD
 from tests.engine.streams import Streams
 
 CPU = torch.device("cpu")
@@ -137,11 +137,10 @@ def test_a_whole_attack(seed, tau, every):
     x, y = active.x[:BATCH].clone(), active.y[:BATCH].clone()
     model = nn.Sequential(nn.Flatten(), nn.Linear(25, CLASSES, bias=False))
     model[1].weight.data.copy_(torch.randn(CLASSES, 25, generator=torch.Generator().manual_seed(seed)))
-    walk = CapturedAttack(model, BATCH, SHAPE, CLASSES, device=CPU, every=every, kernels=attack_step)
-    setting = {"eps": 0.2, "step_size": 0.04, "steps": STEPS, "tau": tau, "loss": "ce", "start": "uniform"}
-    setting |= {"noise": 0.0, "project": True}
-    ours = walk(model, x, y, generator=torch.Generator().manual_seed(1), **setting)
-    plain = friendly_pgd(model, x, y, generator=torch.Generator().manual_seed(1), **setting)
+    attack = CapturedAttack(model, BATCH, SHAPE, CLASSES, device=CPU, every=every, kernels=attack_step)
+    pgd = KTauPGD(eps=0.2, step_size=0.04, steps=STEPS, tau=tau, loss="ce", start="uniform")
+    ours = attack(pgd, x, y, torch.Generator().manual_seed(1))
+    plain = pgd(model, x, y, torch.Generator().manual_seed(1))
     assert torch.equal(ours.backprops, plain.backprops)
     assert torch.allclose(ours.x_adv, plain.x_adv, rtol=0, atol=1e-6)
 
@@ -188,8 +187,8 @@ def residual() -> nn.Module:
     return nn.Sequential(*stem, *blocks, nn.Flatten(), nn.Linear(64 * 64, 10))
 
 
-@pytest.mark.parametrize(("made", "loans"), [(residual, 2), (partial(build, "small_cnn", num_classes=10), 0)])
-def test_all_convolutions_fold_in_one_launch(monkeypatch, made, loans):
+@pytest.mark.parametrize(("made", "shared"), [(residual, 2), (partial(build, "small_cnn", num_classes=10), 0)])
+def test_all_convolutions_fold_in_one_launch(monkeypatch, made, shared):
     torch.manual_seed(0)
     model = made()
     with torch.no_grad():
@@ -207,10 +206,10 @@ def test_all_convolutions_fold_in_one_launch(monkeypatch, made, loans):
             importlib.import_module("sparring.engine.attack.folded"), name, lambda device, module=module: module
         )
     monkeypatch.setattr(attack_step, "_BLOCK", 8192)  # the interpreter is slow at loops
-    folded.at_once = None
-    for _ in range(2):  # a bias that is lent is added once, however often
+    folded.refreshed_at_once = None
+    for _ in range(2):  # a shared bias is added once, however often
         folded.refresh()
-    assert len(folded.at_once[1]) == len(units) and len(folded.loans) == loans
+    assert len(folded.refreshed_at_once[1]) == len(units) and len(folded.shared_biases) == shared
     for unit, (weight, bias) in zip(units, expected, strict=True):
         assert torch.allclose(unit.weight.float(), weight.float(), rtol=2**-7, atol=1e-6)
         assert torch.allclose(unit.bias.float(), bias.float(), rtol=2**-6, atol=2e-3)

@@ -232,7 +232,7 @@ def test_what_only_looks_known_is_left_to_autograd(monkeypatch, kind):
     assert torch.allclose(network(x), model(x), rtol=1e-4, atol=1e-5)
 
 
-def test_a_bias_that_is_lent_is_lent_once_however_often(folded):
+def test_a_shared_bias_is_added_once_however_often(folded):
     ours, plain = folded(Odd("lent"), norm=False)
     assert ours.manual.steps[1].shortcut is not None
     x = torch.rand(2, 3, 8, 8)

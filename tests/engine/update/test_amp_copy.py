@@ -1,9 +1,10 @@
-"""The working copy in the update: bf16 weights are never stale, batch-norm's counts right, the model untouched."""
+"""The copy of the model in the update: bf16 weights are never stale, batch-norm's counts right, the model untouched."""
 
 from __future__ import annotations
 
 import copy
 import importlib.util
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -11,10 +12,12 @@ import torch
 from torch import nn
 
 from sparring.engine.cuda_graphs import Captured
+from sparring.engine.plain import PlainUpdate
+from sparring.engine.triton import tuning
 from sparring.engine.update import step as step_module
 from sparring.engine.update.amp_copy import AmpCopy
 from sparring.engine.update.fuse_bn import Bare
-from sparring.engine.update.step import FastUpdate, PlainUpdate
+from sparring.engine.update.step import FastUpdate
 from sparring.objectives import OBJECTIVES
 from tests.attacks.conftest import images, network
 
@@ -31,7 +34,7 @@ STEPS = [(0.1, 16, 0.0), (0.05, 16, 0.0), (0.05, 7, 0.0), (0.05, 16, 0.02), (0.0
 
 
 def objective(name: str):
-    return lambda m, x, x_adv, y: OBJECTIVES[name].loss(m, x, x_adv, y, 6.0)
+    return lambda m, x, x_adv, y: OBJECTIVES[name]().loss(m, x, x_adv, y)
 
 
 def fast(model, loss, *, half, kernels=None, compiled=False, momentum=0.9, norms=None):
@@ -71,9 +74,9 @@ def assert_same(one: nn.Module, other: nn.Module, tolerance: float) -> None:
             assert torch.equal(a, b), name
 
 
-def assert_not_stale(working: AmpCopy, *, exact: bool) -> None:
-    assert len(working.copies) == 4  # three weights, and the bias of the linear layer
-    for leaf, weight in zip(working.copies, working.weights, strict=True):
+def assert_not_stale(made: AmpCopy, *, exact: bool) -> None:
+    assert len(made.copies) == 4  # three weights, and the bias of the linear layer
+    for leaf, weight in zip(made.copies, made.weights, strict=True):
         assert leaf.stride() == weight.stride()
         expected = weight.to(torch.bfloat16)
         assert torch.equal(leaf, expected) if exact else torch.allclose(leaf, expected, rtol=2**-7, atol=0)
@@ -86,14 +89,14 @@ def test_bf16_equals_autocast(name, kernels):
     ours, theirs, far = models(3)
     loss = objective(name)
     step, reference = fast(ours, loss, half=True, kernels=kernels), plain(theirs, loss, half=True)
-    assert {leaf.dtype for leaf in step.working.leaves} == {torch.bfloat16, torch.float32}
+    assert {leaf.dtype for leaf in step.amp_copy.leaves} == {torch.bfloat16, torch.float32}
     for number, (lr, count, awp) in enumerate(STEPS):
         given = batch(count, number)
         value, expected = step(*given, lr, awp), reference(*given, lr, awp)
         assert abs(value - expected) <= 1e-5 * expected
-        assert_not_stale(step.working, exact=kernels is None)
+        assert_not_stale(step.amp_copy, exact=kernels is None)
         with torch.no_grad():  # Triton's interpreter cuts where a GPU rounds, and that is not in question here
-            torch._foreach_copy_(step.working.copies, step.working.weights)
+            torch._foreach_copy_(step.amp_copy.copies, step.amp_copy.weights)
     assert_same(theirs, ours, 1e-5)
     assert (theirs[0].weight - far[0].weight).norm() > 0.01 * far[0].weight.norm()  # it has moved since
     assert ours[1].num_batches_tracked == 1 + len(STEPS) * (2 if name == "trades" else 1)
@@ -125,14 +128,15 @@ def test_a_loss_is_in_fp32(name, half):
 def test_fused_batch_norm_trains_alike(name, half, more, monkeypatch):
     """The interpreter cuts bf16 where a GPU rounds, so there it is alike and not the same."""
     enough = sum(isinstance(layer, nn.Conv2d) for layer in models(1)[0].modules())
-    monkeypatch.setattr("sparring.engine.update.amp_copy._MANY", enough + more)
+    tuned = replace(tuning.TUNED["NVIDIA H200"], convolutions_for_stream=enough + more)
+    monkeypatch.setattr(tuning, "of", lambda device: tuned)
     tolerance = 0.05 if half else 1e-5
     ours, theirs, far = models(3)
     loss = objective(name)
     step, reference = fast(ours, loss, half=half, norms=NORMS), plain(theirs, loss, half=half)
-    assert step.working.fused is not None and not step.working.refused
-    beside = [unit.aside for unit in step.working.fused.modules() if isinstance(unit, Bare)]
-    assert all(aside is (None if more else step.working.aside) for aside in beside) and (beside or more)
+    assert step.amp_copy.fused is not None and not step.amp_copy.not_fused
+    beside = [unit.weight_stream for unit in step.amp_copy.fused.modules() if isinstance(unit, Bare)]
+    assert all(stream is (None if more else step.amp_copy.weight_stream) for stream in beside) and (beside or more)
     assert_same(far, ours, 0.0)  # though it has been tried
     for number, (lr, count, awp) in enumerate(STEPS):
         given = batch(count, number)
@@ -162,7 +166,7 @@ def test_kernels_that_fail_are_not_used(fault, monkeypatch):
     ours[1].eval()
     modes = [module.training for module in ours.modules()]
     step = fast(ours, objective("madry"), half=False, norms=NORMS)
-    assert step.working.refused and step.working.fused is None
+    assert step.amp_copy.not_fused and step.amp_copy.fused is None
     assert_same(theirs, ours, 0.0)
     assert [module.training for module in ours.modules()] == modes
     reference = plain(theirs, objective("madry"), half=False)
@@ -191,7 +195,7 @@ def test_weights_changed_from_outside_are_seen(how, kernels, count):
     value = step(*batch(count, 2), 0.0)
     expected = fast(fresh, objective("madry"), half=True)(*batch(count, 2), 0.0)
     assert torch.equal(value, expected)
-    assert_not_stale(step.working, exact=kernels is None)
+    assert_not_stale(step.amp_copy, exact=kernels is None)
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
@@ -251,7 +255,7 @@ def test_a_model_with_frozen_layers():
         model[0].weight.requires_grad_(False)
         model[4].requires_grad_(False).eval()  # its statistics stand still too
     step, reference = fast(ours, objective("madry"), half=True), plain(theirs, objective("madry"), half=True)
-    assert len(step.working.copies) == 3
+    assert len(step.amp_copy.copies) == 3
     for number in range(3):
         given = batch(BATCH, number)
         step(*given, 0.1), reference(*given, 0.1)
@@ -278,8 +282,8 @@ def test_a_step_that_fails_leaves_the_copies_as_they_were(awp, kernels, norms):
     (model,) = models(1)
     step = fast(model, objective("madry"), half=True, kernels=kernels, norms=norms)
     step(*batch(BATCH, 0), 0.1)
-    step.working.refresh()  # Triton's interpreter cuts where torch rounds
-    held = (*step.parameters, *step.working.copies, *step.sgd.momenta)
+    step.amp_copy.refresh()  # Triton's interpreter cuts where torch rounds
+    held = (*step.parameters, *step.amp_copy.copies, *step.sgd.momenta)
     before = [tensor.detach().clone() for tensor in held]
     x, x_adv, y = batch(BATCH, 1)
     value = step(x, x_adv * float("nan"), y, 0.1, awp)
@@ -291,8 +295,8 @@ def test_a_tied_weight_has_one_copy():
     model = nn.Sequential(nn.Flatten(), nn.Linear(36, 36, bias=False), nn.ReLU(), nn.Linear(36, 36, bias=False))
     model[3].weight = model[1].weight
     step = fast(model, lambda m, x, x_adv, y: nn.functional.cross_entropy(m(x_adv), y), half=True)
-    layers = step.working.module
-    assert layers[1].weight is layers[3].weight is step.working.leaves[0] is not model[1].weight
+    layers = step.amp_copy.module
+    assert layers[1].weight is layers[3].weight is step.amp_copy.leaves[0] is not model[1].weight
     before = model[1].weight.detach().clone()
     step(*batch(BATCH, 0), 0.1)
     assert not torch.equal(before, model[1].weight)

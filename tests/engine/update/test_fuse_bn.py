@@ -68,7 +68,7 @@ def test_a_rewritten_network_is_the_same_network(network, side, pools, beside, m
         called_upon = [graph.get_submodule(n.target) for n in graph.graph.nodes if n.op == "call_module"]
         assert not any(type(module) is nn.Conv2d and module.bias is None for module in called_upon)
         bare = [module for module in called_upon if isinstance(module, fuse_bn.Bare)]
-        assert all((module.aside is aside) == (network is not Padded) for module in bare)
+        assert all((module.weight_stream is aside) == (network is not Padded) for module in bare)
     assert [more for more in sorted(wide) if more or not beside] == [m for m in WIDE[network] if m or not beside]
     units = [module for module in graph.modules() if isinstance(module, fuse_bn.NormUnit)]
     assert sum(unit.through for unit in units) == THROUGH.get(network, 0)
@@ -252,7 +252,7 @@ def test_units_are_tried_one_by_one(name, wrong, network, monkeypatch):
     before, modes = copy.deepcopy(model.state_dict()), [module.training for module in model.modules()]
     random = torch.get_rng_state()
     x = torch.rand(8, 3, 8, 8, generator=torch.Generator().manual_seed(0))
-    assert fuse_bn.trusted(graph, model, x) == (wrong is None)
+    assert (not fuse_bn.mismatch(graph, model, x)) == (wrong is None)
     assert torch.equal(random, torch.get_rng_state())
     assert modes == [module.training for module in model.modules()]
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

@@ -13,7 +13,7 @@ pytest.importorskip("triton", reason="the kernels need Triton, which pip install
 if torch.cuda.is_available():
     pytest.skip("for the interpreter; on CUDA run benchmarks/gpu_engine_check.py", allow_module_level=True)
 
-from sparring.engine.attack.folded import fold
+from sparring.engine.attack.folded import NotFolded, fold
 from sparring.engine.triton import batch_norm, pooling
 from sparring.engine.update import fuse_bn
 from sparring.engine.update.weight_gradients import WeightGradientStream
@@ -123,13 +123,15 @@ LEFT = [
 def test_what_cannot_be_rewritten_is_left(network):
     model = network().train()
     modes = {name: module.training for name, module in model.named_modules()}
-    assert fuse_bn.fuse(model, batch_norm, pooling) is None
+    with pytest.raises(fuse_bn.NotFused):
+        fuse_bn.fuse(model, batch_norm, pooling)
     assert modes == {name: module.training for name, module in model.named_modules()}
 
 
 @pytest.mark.parametrize("network", OVERWRITE)
 def test_what_writes_in_place_is_not_folded(network):
-    assert fold(network().eval(), dtype=torch.float32, fused=False) is None
+    with pytest.raises(NotFolded, match="in place"):
+        fold(network().eval(), dtype=torch.float32, fused=False)
 
 
 def test_a_frozen_convolution_is_left_to_autograd():
@@ -171,4 +173,5 @@ def test_unusual_batch_norms_are_left(change):
         "statistics": nn.BatchNorm2d(20, track_running_stats=False),
         "instance": nn.InstanceNorm2d(20, affine=True, track_running_stats=True),
     }[change]
-    assert fuse_bn.fuse(model, batch_norm, pooling) is None
+    with pytest.raises(fuse_bn.NotFused):
+        fuse_bn.fuse(model, batch_norm, pooling)

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from sparring.engine.ema import WeightAverage
-from sparring.engine.update.step import FastUpdate, PlainUpdate
+from sparring.engine.plain import PlainUpdate
+from sparring.engine.update.step import FastUpdate
 from sparring.objectives import OBJECTIVES
 from tests.attacks.conftest import images, network
 from tests.engine.streams import Warm
@@ -16,13 +17,10 @@ from tests.engine.streams import Warm
 def pair(name: str):
     """A plain and a fast update of equal models."""
     updates = []
-    loss = OBJECTIVES[name].loss
+    of = OBJECTIVES[name]().loss
     for kind in (PlainUpdate, FastUpdate):
         model = network().train()
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9, weight_decay=5e-4)
-
-        def of(m, x, x_adv, y):
-            return loss(m, x, x_adv, y, 6.0)
 
         if kind is PlainUpdate:
             updates.append((model, PlainUpdate(model, optimizer, of)))

@@ -73,7 +73,7 @@ class FastUpdate:
         self.model, self.loss, self.half, self.after, self.also = model, loss, half, after, also
         self.exchange = exchange
         self.parameters: list[Tensor] = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self.copy = AmpCopy(
+        self.amp_copy = AmpCopy(
             model,
             self.parameters,
             batch=batch,
@@ -83,7 +83,7 @@ class FastUpdate:
             shape=shape,
             without=without,
         )
-        self.sgd = Sgd(optimizer, self.parameters, self.copy.leaves, kernels=kernels)
+        self.sgd = Sgd(optimizer, self.parameters, self.amp_copy.leaves, kernels=kernels)
         self.x = torch.zeros(batch, *shape, device=device)
         self.x_adv = torch.zeros(batch, *shape, device=device)
         self.y = torch.zeros(batch, dtype=torch.int64, device=device)
@@ -100,7 +100,7 @@ class FastUpdate:
 
     def __call__(self, x: Tensor, x_adv: Tensor, y: Tensor, lr: float, awp: float = 0.0) -> Tensor:
         """Take the step and return the loss."""
-        self.copy.refresh()
+        self.amp_copy.refresh()
         self.sgd.lr.fill_(lr)
         self.awp.fill_(awp)
         # The last batch of an epoch: a graph if it comes again. But a capture's warm-up exchanges too, and a process
@@ -137,7 +137,7 @@ class FastUpdate:
 
     def _capture(self, count: int, awp: bool) -> Captured:
         """Warm up and capture, then restore everything that the warm-up has moved."""
-        moved = [*self.model.parameters(), *self.model.buffers(), *self.copy.copies]
+        moved = [*self.model.parameters(), *self.model.buffers(), *self.amp_copy.copies]
         moved += [*self.sgd.momenta, self.sgd.failed, *self.also]
         kept = [tensor.detach().clone() for tensor in moved]  # attached, they would tie autograd to this stream
         try:
@@ -151,21 +151,21 @@ class FastUpdate:
 
     def _step(self, x: Tensor, x_adv: Tensor, y: Tensor, awp: bool) -> None:
         def loss_here() -> Tensor:
-            self.copy.forwards = 0  # with a perturbation the second pass counts, as it does for the statistics
+            self.amp_copy.forwards = 0  # with a perturbation the second pass counts, as it does for the statistics
             with torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=self.half):
-                return self.loss(self.copy.module, x, x_adv, y)
+                return self.loss(self.amp_copy.module, x, x_adv, y)
 
         loss, found = gradients(
             loss_here,
-            list(self.copy.module.buffers()),
+            list(self.amp_copy.module.buffers()),
             self.parameters,
-            self.copy.leaves,
+            self.amp_copy.leaves,
             self.awp if awp else None,
-            self.copy.weight_stream.gradients,
+            self.amp_copy.weight_stream.gradients,
         )
         with torch.no_grad():
             self.exchange([loss, *found])
             self.sgd(loss, found)
-            self.copy.count()
+            self.amp_copy.count()
             self.value.copy_(loss)
             self.after()
