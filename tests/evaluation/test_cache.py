@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 from sparring.errors import UserError
-from sparring.evaluation import Climb, Part, Protocol, evaluate
+from sparring.evaluation import Part, PGDAttack, Protocol, evaluate
 from sparring.evaluation import evaluator as measuring
 from sparring.evaluation.cache import fingerprint
 
-PROTOCOL = Protocol("p", "", 0.15, (Climb("pgd3", 3, Part(2)), Climb("cw3", 3, Part(2), loss="cw")))
+PROTOCOL = Protocol("p", "", 0.15, (PGDAttack("pgd3", 3, Part(2)), PGDAttack("cw3", 3, Part(2), loss="cw")))
 
 
 def run(trained, store, **more):
@@ -67,7 +67,7 @@ KILLED = """
 import sys, time, torch
 from pathlib import Path
 from torch import nn
-from sparring.evaluation import Climb, Part, Protocol, evaluate
+from sparring.evaluation import PGDAttack, Part, Protocol, evaluate
 class Slow(nn.Module):
     def __init__(self):
         super().__init__()
@@ -79,7 +79,7 @@ class Slow(nn.Module):
         return self.fc(x.flatten(1))
 x = torch.arange(400.0).view(100, 1, 2, 2).cos().abs()
 y = torch.arange(100) % 3
-p = Protocol("p", "", 0.1, (Climb("pgd3", 3, Part(2)),))
+p = Protocol("p", "", 0.1, (PGDAttack("pgd3", 3, Part(2)),))
 r = evaluate(Slow(), x, y, p, batch_size=2, store=Path(sys.argv[1]), doubts=False)
 print(r["pgd3"].correct.tolist())
 """

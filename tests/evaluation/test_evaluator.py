@@ -12,7 +12,7 @@ from torch import nn
 
 from sparring.attacks import ball, pgd
 from sparring.errors import RunFailed, UserError
-from sparring.evaluation import PROTOCOLS, Climb, Part, Protocol, Result, evaluate
+from sparring.evaluation import PROTOCOLS, Part, PGDAttack, Protocol, Result, evaluate
 from sparring.evaluation import evaluator as measuring
 from sparring.evaluation.sanity import checks as doubting
 
@@ -22,10 +22,10 @@ SMALL = Protocol(
     "small",
     "a few steps",
     EPS,
-    (Climb("fgsm", 1, Part(1)), Climb("pgd5", 5, Part(4)), Climb("cw5", 5, Part(4), loss="cw"),
-     Climb("pgd5-2eps", 5, Part(4), times_eps=2.0)),
+    (PGDAttack("fgsm", 1, Part(1)), PGDAttack("pgd5", 5, Part(4)), PGDAttack("cw5", 5, Part(4), loss="cw"),
+     PGDAttack("pgd5-2eps", 5, Part(4), times_eps=2.0)),
 )  # fmt: skip
-FIXED = Protocol("fixed", "no randomness", EPS, (Climb("pgd5", 5, Part(4), start=None),))
+FIXED = Protocol("fixed", "no randomness", EPS, (PGDAttack("pgd5", 5, Part(4), start=None),))
 
 
 def run(trained, protocol=SMALL, **more) -> Result:
@@ -59,7 +59,7 @@ class Ledge(nn.Module):
 
 def test_an_attack_may_cure_and_the_worst_case_remembers():
     """Wrong naturally, right where the attack ends: right for the attack (authors' code), wrong in the worst case."""
-    jump = Protocol("jump", "", 0.5, (Climb("down", 1, 0.5, loss="cw", start=None),))
+    jump = Protocol("jump", "", 0.5, (PGDAttack("down", 1, 0.5, loss="cw", start=None),))
     result = evaluate(Ledge(), torch.full((1, 1, 1, 1), 0.4), torch.tensor([0]), jump, doubts=False)
     assert not result["natural"].correct.item()
     assert result["down"].correct.item()
@@ -69,7 +69,7 @@ def test_an_attack_may_cure_and_the_worst_case_remembers():
 def test_the_worst_case_is_per_example_and_stays_inside_the_ball(trained):
     result = run(trained, seeds=2)
     inside = ["natural", "fgsm", "pgd5", "cw5"]
-    runs = [one.correct for name in inside for one in result[name].runs]
+    runs = [one.correct for name in inside for one in result[name].repeats]
     assert torch.equal(result.worst_case.correct, torch.stack(runs).all(0))
     assert result["worst"] is result.worst_case and result["worst"].detail["over"] == inside
     assert result["worst"].accuracy <= min(result[name].worst for name in inside)
@@ -108,14 +108,14 @@ def test_seeds_give_mean_and_spread(trained):
     result = run(trained, [SMALL, FIXED], seeds=3, seed=5)
     record = result["pgd5@small"]
     assert record.seeds == (5, 6, 7) and record.seed == 5
-    accuracies = torch.tensor([one.accuracy for one in record.runs], dtype=torch.float64)
+    accuracies = torch.tensor([one.accuracy for one in record.repeats], dtype=torch.float64)
     assert record.accuracy == pytest.approx(accuracies.mean().item())
     assert record.spread == pytest.approx(accuracies.std().item())
     assert record.worst <= accuracies.min()
-    assert not all(torch.equal(record.runs[0].correct, one.correct) for one in record.runs)
+    assert not all(torch.equal(record.repeats[0].correct, one.correct) for one in record.repeats)
     assert result["pgd5@fixed"].seeds == (5,) and result["pgd5@fixed"].spread is None
     again = run(trained, SMALL, seed=6)
-    assert torch.equal(again["pgd5"].correct, record.runs[1].correct)
+    assert torch.equal(again["pgd5"].correct, record.repeats[1].correct)
 
 
 def test_restarts_can_only_break_more(trained):

@@ -7,9 +7,9 @@ import threading
 import pytest
 import torch
 
-from sparring.evaluation import Climb, Part, Protocol, evaluate, progress
+from sparring.evaluation import Part, PGDAttack, Protocol, evaluate, progress
 
-PROTOCOL = Protocol("one", "", 0.1, (Climb("pgd2", 2, Part(4)),))
+PROTOCOL = Protocol("one", "", 0.1, (PGDAttack("pgd2", 2, Part(4)),))
 
 
 @pytest.fixture

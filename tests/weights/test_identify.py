@@ -8,7 +8,7 @@ from torch import Tensor
 
 from sparring import models
 from sparring.weights import identify
-from sparring.weights.identify import Network
+from sparring.weights.identify import Identified
 
 
 def tensors(name: str, **described: object) -> dict[str, Tensor]:
@@ -48,7 +48,7 @@ def test_batch_counters_and_normalisation_do_not_tell() -> None:
 
 def test_differences_are_named_and_counted() -> None:
     there = tensors("tiny_cnn", size=(8, 8))
-    shapes = Network("tiny_cnn", num_classes=5, size=(8, 8)).shapes()
+    shapes = Identified("tiny_cnn", num_classes=5, size=(8, 8)).shapes()
     n = shapes["fc.weight"][1]
     assert identify.differences(there, shapes) == (
         f"misshaped: fc.weight (10, {n}) instead of (5, {n}), fc.bias (10,) instead of (5,)."
@@ -68,7 +68,7 @@ def test_the_nearest_is_told() -> None:
 
 
 def test_facts_are_the_arguments_of_build() -> None:
-    facts = Network("resnet18", 7, 3, (32, 32), ([0.5] * 3, [0.2] * 3)).facts()
+    facts = Identified("resnet18", 7, 3, (32, 32), ([0.5] * 3, [0.2] * 3)).facts()
     assert facts == {
         "name": "resnet18",
         "num_classes": 7,

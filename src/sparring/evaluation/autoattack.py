@@ -20,7 +20,7 @@ from sparring.attacks.checks import Model
 from sparring.evaluation.cache import Ledger
 from sparring.evaluation.progress import Task
 from sparring.evaluation.protocols import Settings
-from sparring.evaluation.result import Run
+from sparring.evaluation.result import Repeat
 from sparring.evaluation.subject import Subject
 from sparring.evaluation.verdicts import exact, rounds, stands
 
@@ -33,7 +33,7 @@ def run_autoattack(
     seed: int,
     ledger_of: Callable[[str], Ledger],
     task: Task,
-) -> tuple[Run, dict[str, Any]]:
+) -> tuple[Repeat, dict[str, Any]]:
     """AutoAttack's verdicts and what each part left standing. `natural` says which examples are right to begin with."""
     probe, _ = subject.take(torch.arange(min(len(subject.x), 64, subject.batch)))
     version: Version = "rand" if is_stochastic(subject.model, probe) else "standard"
@@ -63,7 +63,7 @@ def run_autoattack(
         took[part] = ledger.seconds
         after[part] = float(standing.double().mean())
     detail = {"version": version, "accuracy_after": after, "seconds": took, "retried_in_fp32": again}
-    return Run(seed, standing, seconds), detail
+    return Repeat(seed, standing, seconds), detail
 
 
 def _judge(

@@ -29,8 +29,8 @@ from sparring.evaluation.autoattack import run_autoattack
 from sparring.evaluation.cache import Store, open_store
 from sparring.evaluation.gradient_model import Precision, frozen
 from sparring.evaluation.progress import Task, meter
-from sparring.evaluation.protocols import Planned, Protocol, Settings, find, plan
-from sparring.evaluation.result import WORST, Record, Result, Run
+from sparring.evaluation.protocols import Protocol, Settings, UniqueAttack, find, unique_attacks
+from sparring.evaluation.result import WORST, AttackResult, Repeat, Result
 from sparring.evaluation.starts import Starts, climb
 from sparring.evaluation.subject import Subject, prepare
 from sparring.evaluation.verdicts import rounds, stands
@@ -81,7 +81,7 @@ def evaluate(
         about: facts of the caller to keep in the result, as JSON: where model and data come from.
     """
     protocols = find(protocol)
-    planned = plan(protocols, eps=eps, restarts=restarts)
+    planned = unique_attacks(protocols, eps=eps, restarts=restarts)
     x, y = _cut(x, y, limit=limit, protocols=protocols)
     if seeds < 1:
         raise UserError(f"seeds must be at least 1, got {seeds}.")
@@ -123,7 +123,7 @@ def _cut(x: Tensor, y: Tensor, *, limit: int | None, protocols: Sequence[Protoco
     return x[:limit], y[:limit]
 
 
-def _natural(subject: Subject, store: Store, task: Task) -> Record:
+def _natural(subject: Subject, store: Store, task: Task) -> AttackResult:
     """Accuracy on the images themselves."""
     ledger = store.open("natural", _NATURAL, precision="fp32", seed=0, part="all")
     rows = torch.nonzero(~ledger.judged)[:, 0]
@@ -134,12 +134,12 @@ def _natural(subject: Subject, store: Store, task: Task) -> Record:
         began = time.perf_counter()
         advance(len(done))
     precision = "fp64" if subject.dtype == torch.float64 else "fp32"
-    return _record("natural", _NATURAL, (), precision, [Run(0, ledger.stands, ledger.seconds)])
+    return _record("natural", _NATURAL, (), precision, [Repeat(0, ledger.stands, ledger.seconds)])
 
 
 def _climbs(
-    subject: Subject, planned: Planned, _natural: Tensor, seeds: Sequence[int], store: Store, task: Task
-) -> Record:
+    subject: Subject, planned: UniqueAttack, _natural: Tensor, seeds: Sequence[int], store: Store, task: Task
+) -> AttackResult:
     """A gradient attack under every seed."""
     settings, runs = planned.settings, []
     for seed in seeds:
@@ -162,7 +162,7 @@ def _climbs(
                 advance(len(done))
             standing &= ledger.stands
             seconds += ledger.seconds
-        runs.append(Run(seed, standing, seconds))
+        runs.append(Repeat(seed, standing, seconds))
     return _record(planned.name, settings, _served(planned), subject.precision, runs)
 
 
@@ -175,8 +175,8 @@ def _after_climb(subject: Subject, s: Settings, starts: Starts, x: Tensor, y: Te
 
 
 def _autoattack(
-    subject: Subject, planned: Planned, natural: Tensor, seeds: Sequence[int], store: Store, task: Task
-) -> Record:
+    subject: Subject, planned: UniqueAttack, natural: Tensor, seeds: Sequence[int], store: Store, task: Task
+) -> AttackResult:
     settings, seed = planned.settings, seeds[0]
 
     def ledger_of(part: str) -> Any:
@@ -186,29 +186,29 @@ def _autoattack(
     return _record(planned.name, settings, _served(planned), subject.precision, [run], detail)
 
 
-def _served(planned: Planned) -> tuple[str, ...]:
+def _served(planned: UniqueAttack) -> tuple[str, ...]:
     return tuple(f"{attack}@{protocol}" for attack, protocol in planned.serves)
 
 
 def _record(
-    name: str, s: Settings, serves: tuple[str, ...], precision: str, runs: Sequence[Run], detail: Any = None
-) -> Record:
+    name: str, s: Settings, serves: tuple[str, ...], precision: str, runs: Sequence[Repeat], detail: Any = None
+) -> AttackResult:
     n = len(runs[0].correct)
     facts = (n, s.eps, s.steps, s.step_size, s.loss, s.start, s.restarts)
-    return Record(name, serves, *facts, precision, tuple(runs), detail or {})
+    return AttackResult(name, serves, *facts, precision, tuple(runs), detail or {})
 
 
-def _worst(name: str, eps: float, seed: int, records: Sequence[Record]) -> Record:
+def _worst(name: str, eps: float, seed: int, records: Sequence[AttackResult]) -> AttackResult:
     """Right naturally and under every attack that stayed inside the ball."""
     inside = [record for record in records if record.eps <= eps]
     correct = torch.stack([record.correct for record in inside]).all(dim=0)
-    run = Run(seed, correct, sum(record.seconds for record in inside))
+    run = Repeat(seed, correct, sum(record.seconds for record in inside))
     precision = inside[-1].precision
     return _record(name, Settings(eps=eps, loss=""), (), precision, [run], {"over": [r.name for r in inside]})
 
 
 def _doubts(
-    model: Model, subject: Subject, records: Mapping[str, Record], *, eps: float, seed: int, task: Task
+    model: Model, subject: Subject, records: Mapping[str, AttackResult], *, eps: float, seed: int, task: Task
 ) -> tuple[dict[str, Any], ...]:
     """What there is to doubt, looked for on as many images as fit into memory."""
     count = min(len(subject.x), _DOUBTED)
@@ -224,7 +224,7 @@ def _doubts(
 
 
 def _doubts_on(
-    count: int, model: Model, subject: Subject, records: Mapping[str, Record], *, eps: float, seed: int
+    count: int, model: Model, subject: Subject, records: Mapping[str, AttackResult], *, eps: float, seed: int
 ) -> tuple[dict[str, Any], ...]:
     from sparring.evaluation.sanity.checks import doubts as look
 

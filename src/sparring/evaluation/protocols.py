@@ -22,7 +22,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Climb:
+class PGDAttack:
     """Signed gradient steps as a protocol writes them. FGSM is one step of eps, C&W_inf is 30 on the margin."""
 
     name: str
@@ -35,7 +35,7 @@ class Climb:
 
 
 @dataclass(frozen=True)
-class Ensemble:
+class AutoAttackSuite:
     """AutoAttack by its authors; which version is decided by the model (rand where it is stochastic)."""
 
     name: str = "autoattack"
@@ -48,7 +48,7 @@ class Protocol:
     name: str
     about: str
     eps: float
-    attacks: tuple[Climb | Ensemble, ...]
+    attacks: tuple[PGDAttack | AutoAttackSuite, ...]
     limit: int | None = None  # images taken where the caller does not say
 
 
@@ -69,16 +69,16 @@ class Settings:
         return self.start is not None
 
 
-def _fgsm(start: Start = "uniform") -> Climb:
-    return Climb("fgsm", 1, Part(1), start=start)
+def _fgsm(start: Start = "uniform") -> PGDAttack:
+    return PGDAttack("fgsm", 1, Part(1), start=start)
 
 
-def _pgd(steps: int, step_size: float | Part, start: Start = "uniform") -> Climb:
-    return Climb(f"pgd{steps}", steps, step_size, start=start)
+def _pgd(steps: int, step_size: float | Part, start: Start = "uniform") -> PGDAttack:
+    return PGDAttack(f"pgd{steps}", steps, step_size, start=start)
 
 
-def _cw(step_size: float | Part, start: Start = "uniform") -> Climb:
-    return Climb("cw30", 30, step_size, loss="cw", start=start)
+def _cw(step_size: float | Part, start: Start = "uniform") -> PGDAttack:
+    return PGDAttack("cw30", 30, step_size, loss="cw", start=start)
 
 
 dat = Protocol(
@@ -135,7 +135,7 @@ autoattack = Protocol(
     "autoattack",
     "AutoAttack by its authors: APGD-CE, targeted APGD, targeted FAB, Square",
     8 / 255,
-    (Ensemble(),),
+    (AutoAttackSuite(),),
 )
 
 PROTOCOLS = {
@@ -160,10 +160,10 @@ def find(names: str | Protocol | Sequence[str | Protocol]) -> tuple[Protocol, ..
     return tuple(found.values())
 
 
-def settle(attack: Climb | Ensemble, *, eps: float, restarts: int | None = None) -> Settings:
+def settle(attack: PGDAttack | AutoAttackSuite, *, eps: float, restarts: int | None = None) -> Settings:
     """An attack at a protocol's eps, every number decided. `restarts` is for attacks that start at random."""
     check_radius("eps", eps)
-    if isinstance(attack, Ensemble):
+    if isinstance(attack, AutoAttackSuite):
         return Settings(eps=eps, loss="autoattack")
     radius = eps * attack.times_eps
     check_radius(f"the radius of {attack.name}", radius)
@@ -173,7 +173,7 @@ def settle(attack: Climb | Ensemble, *, eps: float, restarts: int | None = None)
 
 
 @dataclass(frozen=True)
-class Planned:
+class UniqueAttack:
     """An attack to run once: its name in the result and every protocol it serves."""
 
     name: str
@@ -181,7 +181,9 @@ class Planned:
     serves: tuple[tuple[str, str], ...]  # (attack, protocol) as the protocols name it
 
 
-def plan(protocols: Sequence[Protocol], *, eps: float | None = None, restarts: int | None = None) -> list[Planned]:
+def unique_attacks(
+    protocols: Sequence[Protocol], *, eps: float | None = None, restarts: int | None = None
+) -> list[UniqueAttack]:
     """Every different attack of these protocols once.
 
     An attack keeps its plain name (pgd20) unless the protocols mean different things by it: then each is named after
@@ -196,11 +198,11 @@ def plan(protocols: Sequence[Protocol], *, eps: float | None = None, restarts: i
     for settings, serves in wanted.items():
         for name, _ in serves:
             meanings.setdefault(name, set()).add(settings)
-    planned: list[Planned] = []
+    planned: list[UniqueAttack] = []
     for settings, serves in wanted.items():
         name, protocol_name = serves[0]
         full = name if len(meanings[name]) == 1 else f"{name}@{protocol_name}"
         if any(full == other.name for other in planned):
             raise UserError(f"protocol {protocol_name} calls two different attacks {name}. Give one another name.")
-        planned.append(Planned(full, settings, tuple(serves)))
+        planned.append(UniqueAttack(full, settings, tuple(serves)))
     return planned

@@ -28,7 +28,7 @@ _REACH = 0.9  # of the radius: an attack whose steps add up to less is told
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
+class Repeat:
     """One seed of one attack. Restarts are inside it: an example stands if it stood every one of them."""
 
     seed: int
@@ -42,7 +42,7 @@ class Run:
 
 
 @dataclass(frozen=True, eq=False)
-class Record:
+class AttackResult:
     """One attack, with everything needed to run it again."""
 
     name: str
@@ -55,23 +55,23 @@ class Record:
     start: str | None
     restarts: int
     precision: str  # of the gradients; verdicts are fp32 (float64 for a float64 model)
-    runs: tuple[Run, ...]
+    repeats: tuple[Repeat, ...]
     detail: dict[str, Any] = field(default_factory=dict)  # AutoAttack: version, accuracy after each part
 
     @property
     def accuracy(self) -> float:
         """The mean over seeds of the accuracy at the final iterate."""
-        return statistics.fmean(run.accuracy for run in self.runs)
+        return statistics.fmean(repeat.accuracy for repeat in self.repeats)
 
     @property
     def spread(self) -> float | None:
         """The standard deviation over seeds; None with one seed."""
-        return statistics.stdev(run.accuracy for run in self.runs) if len(self.runs) > 1 else None
+        return statistics.stdev(repeat.accuracy for repeat in self.repeats) if len(self.repeats) > 1 else None
 
     @property
     def correct(self) -> Tensor:
         """Bool per example, on the CPU: right under every seed. With one seed its mean is the accuracy."""
-        return torch.stack([run.correct for run in self.runs]).all(dim=0)
+        return torch.stack([repeat.correct for repeat in self.repeats]).all(dim=0)
 
     @property
     def worst(self) -> float:
@@ -81,21 +81,21 @@ class Record:
     @property
     def seed(self) -> int:
         """The first seed."""
-        return self.runs[0].seed
+        return self.repeats[0].seed
 
     @property
     def seeds(self) -> tuple[int, ...]:
         """Every seed."""
-        return tuple(run.seed for run in self.runs)
+        return tuple(repeat.seed for repeat in self.repeats)
 
     @property
     def seconds(self) -> float:
         """Time taken, all seeds together, earlier sittings of a resumed evaluation included."""
-        return sum(run.seconds for run in self.runs)
+        return sum(repeat.seconds for repeat in self.repeats)
 
     def __repr__(self) -> str:
         """Short: no verdicts."""
-        return f"<Record {self.name}: accuracy {self.accuracy:.4f} on {self.n} images, eps {pixels(self.eps)}>"
+        return f"<AttackResult {self.name}: accuracy {self.accuracy:.4f} on {self.n} images, eps {pixels(self.eps)}>"
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON."""
@@ -117,16 +117,16 @@ class Record:
             "detail": self.detail,
             "runs": [
                 {"seed": r.seed, "accuracy": r.accuracy, "seconds": r.seconds, "correct": _spell(r.correct)}
-                for r in self.runs
+                for r in self.repeats
             ],
         }
 
     @classmethod
-    def from_dict(cls, facts: Mapping[str, Any]) -> Record:
+    def from_dict(cls, facts: Mapping[str, Any]) -> AttackResult:
         """The record that `as_dict` wrote."""
-        runs = tuple(Run(r["seed"], _read(r["correct"]), r["seconds"]) for r in facts["runs"])
+        repeats = tuple(Repeat(r["seed"], _read(r["correct"]), r["seconds"]) for r in facts["runs"])
         same = ("name", "n", "eps", "steps", "step_size", "loss", "start", "restarts", "precision", "detail")
-        return cls(**{key: facts[key] for key in same}, serves=tuple(facts["serves"]), runs=runs)
+        return cls(**{key: facts[key] for key in same}, serves=tuple(facts["serves"]), repeats=repeats)
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,13 +139,13 @@ class Result:
     where they differ, the smaller ones have their own record, as worst@0.031.
     """
 
-    records: dict[str, Record]
+    records: dict[str, AttackResult]
     n: int
     software: dict[str, str]
     about: dict[str, Any] = field(default_factory=dict)  # the caller's own facts: model, data set
     doubts: tuple[dict[str, Any], ...] = ()  # each: name, why, evidence, page
 
-    def __getitem__(self, name: str) -> Record:
+    def __getitem__(self, name: str) -> AttackResult:
         if name in self.records:
             return self.records[name]
         for record in self.records.values():
@@ -155,11 +155,11 @@ class Result:
             f"no attack {name!r} in this result.{did_you_mean(name, self.records)} It has {list(self.records)}."
         )
 
-    def __iter__(self) -> Iterator[Record]:
+    def __iter__(self) -> Iterator[AttackResult]:
         return iter(self.records.values())
 
     @property
-    def worst_case(self) -> Record:
+    def worst_case(self) -> AttackResult:
         """The per-example worst case."""
         return self.records[WORST]
 
@@ -188,14 +188,14 @@ class Result:
     def from_json(cls, text: str) -> Result:
         """The result that `to_json` wrote."""
         facts = json.loads(text)
-        records = {r["name"]: Record.from_dict(r) for r in facts["records"]}
+        records = {r["name"]: AttackResult.from_dict(r) for r in facts["records"]}
         return cls(records, facts["n"], facts["software"], facts["about"], tuple(facts["doubts"]))
 
     def table(self) -> RenderableType:
         """For people: a row per attack, how far so many images can be trusted, and the doubts."""
         title = f"Accuracy on {self.n} images (%)"
         table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-        several = any(len(record.runs) > 1 for record in self)
+        several = any(len(record.repeats) > 1 for record in self)
         for column in ["attack", "accuracy", *(["± seeds"] if several else []), "eps", "steps", "s"]:
             table.add_column(column, justify="right", no_wrap=True)
         table.columns[0].justify = "left"

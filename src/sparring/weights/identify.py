@@ -25,7 +25,7 @@ FIRST_FEW = 3  # keys named in a message; the rest are counted
 
 
 @dataclass(frozen=True)
-class Network:
+class Identified:
     """The arguments of `models.build`."""
 
     name: str
@@ -65,7 +65,7 @@ def name_of(tensors: Mapping[str, Tensor]) -> str | None:
     """The architecture that has exactly these keys, or None."""
     wide = _wide(tensors)
     names = [wide] if wide else [name for name in list_models() if not name.startswith("wrn-")]
-    return next((name for name in names if _telling(Network(name).shapes()) == _telling(tensors)), None)
+    return next((name for name in names if _telling(Identified(name).shapes()) == _telling(tensors)), None)
 
 
 def nearest(tensors: Mapping[str, Tensor]) -> tuple[str, float]:
@@ -73,7 +73,7 @@ def nearest(tensors: Mapping[str, Tensor]) -> tuple[str, float]:
     keys, wide = _telling(tensors), _wide(tensors)
     shares = {}
     for name in [*list_models(), *([wide] if wide else [])]:
-        theirs = _telling(Network(name).shapes())
+        theirs = _telling(Identified(name).shapes())
         shares[name] = len(keys & theirs) / len(keys | theirs)
     best = max(shares, key=lambda name: shares[name])
     return best, shares[best]
@@ -86,13 +86,13 @@ def read_off(
     num_classes: int | None = None,
     channels: int | None = None,
     size: tuple[int, int] | None = None,
-) -> Network:
+) -> Identified:
     """A network of this architecture whose shapes are those of the tensors, as far as any is.
 
     Classes come from the last layer, channels from the first, the size from a dense layer that depends on it. What is
     given is taken as given.
     """
-    modules = list(Network(name).build().named_modules())
+    modules = list(Identified(name).build().named_modules())
     stem = next(key for key, module in modules if isinstance(module, nn.Conv2d))
     head = [key for key, module in modules if isinstance(module, nn.Linear)][-1]
     first, last = tensors.get(f"{stem}.weight"), tensors.get(f"{head}.weight")
@@ -100,7 +100,7 @@ def read_off(
         num_classes = len(last) if last is not None and last.ndim == 2 and len(last) >= 2 else 10
     if channels is None:
         channels = first.shape[1] if first is not None and first.ndim == 4 and first.shape[1] else 3
-    network = Network(name, num_classes, channels)
+    network = Identified(name, num_classes, channels)
     if size is not None:
         return replace(network, size=size)
     best, fewest = network, sum(1 for _ in _problems(tensors, network.shapes()))

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from sparring.errors import UserError, did_you_mean
 from sparring.training import checkpoint
 from sparring.weights import foreign, identify
-from sparring.weights.identify import Network, Normalisation
+from sparring.weights.identify import Identified, Normalisation
 
 Which = Literal["best", "last"]
 _log = logging.getLogger("sparring")
@@ -271,7 +271,7 @@ def _agreed(path: Path, inside: Normalisation | None, given: Normalisation | Non
     return (inside[0], inside[1])
 
 
-def _network(file: _File, described: Mapping[str, Any]) -> Network:
+def _network(file: _File, described: Mapping[str, Any]) -> Identified:
     """The network that the file holds: as described, recognised where not, and refused where it does not fit."""
     name = described.get("name") or identify.name_of(file.tensors)
     if name is None:
