@@ -235,7 +235,7 @@ def test_a_seed_that_torch_does_not_take(sparring, run, command_):
     ("y", "said"), [([0] * 9 + [1], "90.0%"), ([0, 0, 1, 2], "50.0%"), ([0, 0, 1], ""), ([0, 0], "")]
 )
 def test_a_class_that_outweighs_the_others_is_worth_a_line(capsys, y, said):
-    command.tell_classes(torch.tensor(y), len(y))
+    command.note_classes(torch.tensor(y), len(y))
     assert capsys.readouterr().out == (
         f"note: {said} of these images are of one class: who always says it has that accuracy.\n" if said else ""
     )

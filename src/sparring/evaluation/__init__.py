@@ -1,4 +1,4 @@
-"""How well a model withstands attack: protocols, verdicts per example, the worst case, and doubts about the numbers."""
+"""Robustness evaluation: protocols, a verdict per example, the worst case, and doubts about the numbers."""
 
 from sparring.evaluation.evaluator import evaluate
 from sparring.evaluation.protocols import PROTOCOLS, AutoAttackSuite, Part, PGDAttack, Protocol

@@ -1,9 +1,10 @@
-"""AutoAttack, part by part and batch by batch, on the examples that still stand.
+"""AutoAttack, part by part and batch by batch, on the examples that are not broken yet.
 
-Its accuracy is its own: every example that is right naturally is attacked, whatever other attacks found in the same
-call. A success counts once the caller's model, in exact fp32, is wrong there. With gradients in bf16 or TF32 two kinds
-of example would be let off too lightly: one broken by the rounding only, and one that the rounded model gets wrong
-naturally, which the package then skips. Both are attacked again by the same part in exact fp32: rounding flatters none.
+Its accuracy is independent of other attacks: every example that is correct without attack is attacked, whatever other
+attacks of the same call found. A success counts only if the caller's model, in exact fp32, is wrong there. With
+gradients in bf16 or TF32 two kinds of example would escape: one broken by rounding only, and one that the rounded model
+misclassifies without attack, which the pyautoattack package skips. Both are attacked again by the same part in exact
+fp32, so rounding never increases the accuracy.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ def run_autoattack(
     ledger_of: Callable[[str], Ledger],
     task: Task,
 ) -> tuple[Repeat, dict[str, Any]]:
-    """AutoAttack's verdicts and what each part left standing. `natural` says which examples are right to begin with."""
+    """AutoAttack's verdicts, and the accuracy after each part. `natural` marks the examples correct without attack."""
     probe, _ = subject.take(torch.arange(min(len(subject.x), 64, subject.batch)))
     version: Version = "rand" if is_stochastic(subject.model, probe) else "standard"
     standing = natural.clone()
     after: dict[str, float] = {}
     took: dict[str, float] = {}
     again, seconds = 0, 0.0
-    retried = 0  # of the batch that is being judged
+    retried = 0  # in the current batch
     for part in parts(version, classes=subject.classes):
         ledger = ledger_of(part)
         rows = torch.nonzero(standing & ~ledger.judged)[:, 0]
@@ -69,7 +70,7 @@ def run_autoattack(
 def _judge(
     subject: Subject, part: str, x: Tensor, y: Tensor, *, eps: float, version: Version, seed: int
 ) -> tuple[Tensor, int]:
-    """Whether each example stands this part, and how many had to be attacked again in fp32."""
+    """Whether each example withstands this part, and how many had to be attacked again in fp32."""
     found = attack_part(part, subject.fast, x, y, eps=eps, version=version, seed=seed)
     right = stands(subject.model, found.x_adv, y)
     if subject.fast is subject.model and not rounds(x.device):
@@ -77,7 +78,7 @@ def _judge(
     skipped = ~_seen_right(subject.fast, x, y)
     doubtful = torch.nonzero(right & (found.claimed | skipped))[:, 0]
     if len(doubtful):
-        # Smaller pieces: fp32 needs twice the memory that the batch was sized by.
+        # Half batches: fp32 needs twice the memory that the batch size was chosen for.
         for piece in torch.split(doubtful, max(1, subject.batch // 2)):
             with exact(x.device):
                 again = attack_part(part, subject.model, x[piece], y[piece], eps=eps, version=version, seed=seed)
@@ -87,5 +88,5 @@ def _judge(
 
 @torch.no_grad()
 def _seen_right(model: Model, x: Tensor, y: Tensor) -> Tensor:
-    """Whether the model is right as the package sees it, rounding and all: what is not, it skips."""
+    """Whether the rounded model is correct, as pyautoattack sees it: it skips the other examples."""
     return model(x).argmax(dim=1) == y

@@ -1,8 +1,8 @@
-"""The model that gradients and queries are taken from: the caller's own, or a bf16 network made from it for speed.
+"""The model that attacks take gradients from: the caller's own, or a bf16 network made from it for speed.
 
-The network is the engine's: batch-norm folded away, the first layer seeing pixels at 16 bits. It serves to find
-adversarial examples; what counts is judged by the caller's model (`verdict`). A model that cannot be folded runs itself
-under autocast. Works on the CPU too, where it is only slower.
+The bf16 network is the engine's: batch-norm is folded into the convolutions, and the first layer reads pixels at 16
+bits. It only finds adversarial examples; the caller's model judges them (`verdicts`). A model that cannot be folded
+runs under autocast. Works on the CPU too, where bf16 is slower.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Precision = Literal["fp32", "bf16"]
 
 @contextmanager
 def frozen(model: Model) -> Iterator[None]:
-    """No parameter asks for a gradient, for the time of an attack: FAB calls backward(), which would fill .grad."""
+    """Switch off the parameters' gradients during an attack: FAB calls backward(), which would fill .grad."""
     asking = [p for p in model.parameters() if p.requires_grad] if isinstance(model, nn.Module) else []
     try:
         for parameter in asking:
@@ -37,25 +37,27 @@ def frozen(model: Model) -> Iterator[None]:
 def gradient_model(
     model: Model, probe: Tensor, *, precision: Precision, most: int = 0, compiled: bool = False
 ) -> Model:
-    """What to take gradients from.
+    """The model to take gradients from.
 
     Args:
         model: in eval mode.
         probe: a few of the images it will see.
-        most: how many it will see at once.
+        precision: of the gradients.
+        most: the largest batch it will see.
+        compiled: whether to torch.compile the bf16 network.
     """
     if precision == "fp32":
         return model
     if not isinstance(model, nn.Module) or not _folds(model, probe):
         return _autocast(model)
-    if probe.is_cuda and not compiled:  # fused operations are as fast as compiled ones and need no compiling
+    if probe.is_cuda and not compiled:  # fused operations are as fast as compiled ones, without the compile time
         fused = fold(model, dtype=torch.bfloat16, fused=True)
         sizes = [*(size for size in SIZES if size < most), min(most, SIZES[-1])] if most else []
         if fused is not None and agrees(fused, model, probe.float(), sizes=sizes):
             return fused if fused.passes is None else Replayed(fused)
     network = fold(model, dtype=torch.bfloat16, fused=False)
     assert network is not None
-    try:  # bf16 and channels_last may not suit what a stranger's forward does
+    try:  # the forward pass of a custom network may not support bf16 or channels_last
         with torch.enable_grad():
             point = probe.float().requires_grad_()
             torch.autograd.grad(network(point).sum(), point)
@@ -66,7 +68,7 @@ def gradient_model(
 
 @torch.no_grad()
 def _folds(model: nn.Module, probe: Tensor) -> bool:
-    """Whether folding keeps the function: tried on the probe, in the model's own precision."""
+    """Whether the folded network computes the same function: compared on the probe, in the model's own precision."""
     first = next(model.parameters(), None)
     if first is None or probe.ndim != 4:
         return False
@@ -75,7 +77,7 @@ def _folds(model: nn.Module, probe: Tensor) -> bool:
         if network is None:
             return False
         expected, found = model(probe.to(first.dtype)), network(probe.to(first.dtype))
-    except (RuntimeError, TypeError, AttributeError, ValueError):  # a traced model may not be the model
+    except (RuntimeError, TypeError, AttributeError, ValueError):  # tracing may have missed part of the forward pass
         return False
     near = 1e-3 * float(expected.abs().max())
     return bool(torch.allclose(expected, found, rtol=1e-3, atol=near))

@@ -1,6 +1,6 @@
-"""What an evaluation found: one record per attack, the worst case, a table for people and JSON for programs.
+"""The result of an evaluation: one entry per attack, the worst case, a table for people and JSON for programs.
 
-An accuracy is a fraction; per-example verdicts are written in JSON as a string of 1 (right) and 0 (wrong).
+An accuracy is a fraction; JSON holds per-example verdicts as a string of 1 (correct) and 0 (wrong).
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ from torch import Tensor
 
 from sparring import schedules
 from sparring.errors import did_you_mean
+from sparring.evaluation.sanity.explain import command
 
 WORST = "worst"
 
-_REACH = 0.9  # of the radius: an attack whose steps add up to less is told
+_REACH = 0.9  # of the radius: an attack whose steps add up to less is reported below the table
 
 
 @dataclass(frozen=True, eq=False)
 class Repeat:
-    """One seed of one attack. Restarts are inside it: an example stands if it stood every one of them."""
+    """One seed's verdicts of one attack, restarts included: an example is correct if it withstood all of them."""
 
     seed: int
     correct: Tensor  # bool per example, on the CPU
@@ -37,13 +38,13 @@ class Repeat:
 
     @property
     def accuracy(self) -> float:
-        """The fraction that stands."""
+        """The fraction of correct examples."""
         return float(self.correct.double().mean())
 
 
 @dataclass(frozen=True, eq=False)
 class AttackResult:
-    """One attack, with everything needed to run it again."""
+    """The result of one attack, with all that is needed to run it again."""
 
     name: str
     serves: tuple[str, ...]  # the protocols' own names for it: pgd20@dat, pgd20@trades-random
@@ -70,12 +71,12 @@ class AttackResult:
 
     @property
     def correct(self) -> Tensor:
-        """Bool per example, on the CPU: right under every seed. With one seed its mean is the accuracy."""
+        """Bool per example, on the CPU: correct under every seed. With one seed its mean is the accuracy."""
         return torch.stack([repeat.correct for repeat in self.repeats]).all(dim=0)
 
     @property
     def worst(self) -> float:
-        """The fraction right under every seed."""
+        """The fraction correct under every seed."""
         return float(self.correct.double().mean())
 
     @property
@@ -90,15 +91,15 @@ class AttackResult:
 
     @property
     def seconds(self) -> float:
-        """Time taken, all seeds together, earlier sittings of a resumed evaluation included."""
+        """Time taken by all seeds, summed over every part of a resumed evaluation."""
         return sum(repeat.seconds for repeat in self.repeats)
 
     def __repr__(self) -> str:
-        """Short: no verdicts."""
+        """One line, without verdicts."""
         return f"<AttackResult {self.name}: accuracy {self.accuracy:.4f} on {self.n} images, eps {pixels(self.eps)}>"
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON."""
+        """The same as plain JSON values."""
         return {
             "name": self.name,
             "serves": list(self.serves),
@@ -123,7 +124,7 @@ class AttackResult:
 
     @classmethod
     def from_dict(cls, facts: Mapping[str, Any]) -> AttackResult:
-        """The record that `as_dict` wrote."""
+        """Read what `as_dict` wrote."""
         repeats = tuple(Repeat(r["seed"], _read(r["correct"]), r["seconds"]) for r in facts["runs"])
         same = ("name", "n", "eps", "steps", "step_size", "loss", "start", "restarts", "precision", "detail")
         return cls(**{key: facts[key] for key in same}, serves=tuple(facts["serves"]), repeats=repeats)
@@ -131,12 +132,12 @@ class AttackResult:
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """Records by name. `result["pgd20"]`, `result["natural"]`, `result["worst"]`; also `result["pgd20@dat"]`.
+    """Attack results by name: `result["pgd20"]`, `result["natural"]`, `result["worst"]`, `result["pgd20@dat"]`.
 
-    "worst" is the per-example worst case over everything run inside the ball it stands for: an example counts as right
-    only if it is right naturally and under every attack, seed and restart at that eps or less (a smaller ball lies
-    inside a larger one; a break at twice eps proves nothing about eps). The ball is the largest of the protocols' eps;
-    where they differ, the smaller ones have their own record, as worst@0.031.
+    "worst" is the per-example worst case over all attacks inside one ball: an example counts as correct only if it is
+    correct without attack and under every attack, seed and restart at that eps or less (a smaller ball lies inside a
+    larger one; an adversarial example at twice eps proves nothing about eps). The ball is the largest of the protocols'
+    eps; where they differ, each smaller one has its own entry, such as worst@0.031.
     """
 
     records: dict[str, AttackResult]
@@ -164,7 +165,7 @@ class Result:
         return self.records[WORST]
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON."""
+        """The same as plain JSON values."""
         return {
             "format": 1,
             "n": self.n,
@@ -175,24 +176,24 @@ class Result:
         }
 
     def to_json(self) -> str:
-        """For programs; `Result.from_json` reads it back."""
+        """The result as JSON text; `Result.from_json` reads it back."""
         return json.dumps(self.as_dict(), indent=1)
 
     def __repr__(self) -> str:
-        """Short: accuracies in per cent. `table` says more, `as_dict` all."""
+        """One line: accuracies in per cent."""
         each = ", ".join(f"{record.name} {100 * record.accuracy:.2f}" for record in self)
         doubts = f"; doubts: {', '.join(doubt['name'] for doubt in self.doubts)}" if self.doubts else ""
         return f"<Result, {self.n} images, accuracy in %: {each}{doubts}>"
 
     @classmethod
     def from_json(cls, text: str) -> Result:
-        """The result that `to_json` wrote."""
+        """Read what `to_json` wrote."""
         facts = json.loads(text)
         records = {r["name"]: AttackResult.from_dict(r) for r in facts["records"]}
         return cls(records, facts["n"], facts["software"], facts["about"], tuple(facts["doubts"]))
 
     def table(self) -> RenderableType:
-        """For people: a row per attack, how far so many images can be trusted, and the doubts."""
+        """A table for the terminal: a row per attack, the confidence interval, and the doubts."""
         title = f"Accuracy on {self.n} images (%)"
         table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
         several = any(len(record.repeats) > 1 for record in self)
@@ -211,19 +212,19 @@ class Result:
             cells += [pixels(record.eps), steps, f"{record.seconds:.1f}"]
             table.add_row(*cells, ", ".join(word for word in how if word))
         low, high = interval(self.worst_case.accuracy, self.n)
-        trust = f"{self.n} images place the worst case between {100 * low:.1f} and {100 * high:.1f} % (95 % interval)."
+        trust = f"The worst case is {100 * low:.1f} to {100 * high:.1f} % (95 % confidence, {self.n} images)."
         reach = [
-            f"{r.name}: {r.steps} steps of {pixels(r.step_size)} reach {pixels(r.steps * r.step_size)} of eps "
-            f"{pixels(r.eps)} and no further. The steps of the protocols dat, mart and quick grow with eps."
+            f"{r.name}: {r.steps} steps of {pixels(r.step_size)} reach only {pixels(r.steps * r.step_size)} of eps "
+            f"{pixels(r.eps)}. The protocols dat, mart and quick scale their steps with eps."
             for r in self
             if 0 < r.steps * r.step_size < _REACH * r.eps
         ]
-        doubts = [f"Doubt: {d['name']}: {d['why']} {d['evidence']} See {d['page']}." for d in self.doubts]
+        doubts = [f"Doubt: {d['name']}: {d['why']} {d['evidence']} More: {command(d['name'])}" for d in self.doubts]
         return Group(table, *(Text(line) for line in [trust, *reach, *doubts]))
 
 
 def interval(accuracy: float, n: int) -> tuple[float, float]:
-    """Wilson's 95 % interval: what n images can say about an accuracy."""
+    """Wilson's 95 % confidence interval of an accuracy measured on n images."""
     z = 1.959963984540054
     middle = (accuracy + z * z / (2 * n)) / (1 + z * z / n)
     reach = z * math.sqrt(accuracy * (1 - accuracy) / n + z * z / (4 * n * n)) / (1 + z * z / n)
@@ -231,7 +232,7 @@ def interval(accuracy: float, n: int) -> tuple[float, float]:
 
 
 def pixels(value: float) -> str:
-    """As `schedules.pixels`; nothing for 0, which is no attack."""
+    """As `schedules.pixels`; empty for 0, which means no attack."""
     return schedules.pixels(value) if value else ""
 
 
