@@ -94,7 +94,7 @@ class OneCycle:
         return self.peak * (done / self.top if done < self.top else (1.0 - done) / (1.0 - self.top))
 
     def values(self) -> tuple[float, ...]:
-        """Its smallest and largest value, or its two ends."""
+        """The two values that bound it."""
         return (0.0, self.peak)
 
     def __str__(self) -> str:
@@ -115,7 +115,7 @@ class Ramp:
         return self.first + (self.last - self.first) * done
 
     def values(self) -> tuple[float, ...]:
-        """Its smallest and largest value, or its two ends."""
+        """The two values that bound it."""
         return (self.first, self.last)
 
     def __str__(self) -> str:

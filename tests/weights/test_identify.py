@@ -1,4 +1,4 @@
-"""Names and shapes tell the network: architecture, classes, channels, image size."""
+"""Names and shapes identify the network: architecture, classes, channels, image size."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ def tensors(name: str, **described: object) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("name", [*models.list_models(), "wrn-28-10", "wrn-10-1", "wrn-70-16"])
 @pytest.mark.parametrize("num_classes", [2, 100])
-def test_every_architecture_is_recognised(name: str, num_classes: int) -> None:
+def test_every_architecture_is_identified(name: str, num_classes: int) -> None:
     there = tensors(name, num_classes=num_classes, channels=1)
     found = identify.name_of(there)
-    assert found == ("wrn-34-10" if name == "wrn-32-10" else name)  # one network under two names
+    assert found == ("wrn-34-10" if name == "wrn-32-10" else name)  # one network with two names
     network = identify.read_off(found, there)
     assert (network.num_classes, network.channels) == (num_classes, 1)
     assert identify.fits(there, network.shapes())
 
 
 @pytest.mark.parametrize(("name", "size"), [("tiny_cnn", 4), ("tiny_cnn", 50), ("small_cnn", 8), ("small_cnn", 200)])
-def test_the_size_is_one_that_fits(name: str, size: int) -> None:
+def test_the_image_size_is_identified(name: str, size: int) -> None:
     there = tensors(name, size=(size, size))
     assert identify.fits(there, identify.read_off(name, there).shapes())
 
@@ -41,7 +41,7 @@ def test_the_size_is_the_nearest_where_none_fits(size: int) -> None:
     assert identify.differences(there, shapes) == "missing: fc.bias."
 
 
-def test_batch_counters_and_normalisation_do_not_tell() -> None:
+def test_batch_counters_and_normalisation_do_not_matter() -> None:
     there = tensors("resnet18", normalize=([0.5] * 3, [0.2] * 3))
     assert identify.name_of({k: v for k, v in there.items() if not k.endswith("num_batches_tracked")}) == "resnet18"
 
@@ -59,7 +59,7 @@ def test_differences_are_named_and_counted() -> None:
     assert identify.differences({}, shapes).startswith("missing: conv1.weight, bn1.weight, bn1.bias and ")
 
 
-def test_the_nearest_is_told() -> None:
+def test_the_nearest_architecture_is_named() -> None:
     there = tensors("resnet18")
     there["layer3.2.conv1.weight"] = torch.ones(1)
     assert identify.name_of(there) is None

@@ -4,8 +4,8 @@
 code. Each of the three poolings halves the size, rounding down, so the smallest input is 8x8; the width of the first
 dense layer depends on the input size.
 
-Numbered layers: 1-6 the convolutions, taken after batch-norm and ReLU and before pooling; 7 the first dense layer, after
-its ReLU; 8 the logits.
+Numbered layers: 1-6 the convolutions, taken after batch-norm and ReLU and before pooling; 7 the first dense layer,
+after its ReLU; 8 the logits.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ class Block(nn.Module):
 
 
 class Stage(nn.Module):
-    """n blocks of one width; the first may halve the image. A module of its own, for the published key `blockK.layer`."""
+    """n blocks of one width; the first may halve the image. A module to match the published key `blockK.layer`."""
 
     def __init__(self, n: int, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
