@@ -79,7 +79,7 @@ def test_round_trip_is_exact(schedule):
         ("0.1,0.01@150%", "at most at 100%"),
         ("inf", "is not a number"),
         ("nan", "is not a number"),
-        ("0.1,0.01@90,0.001@60", "must grow"),
+        ("0.1,0.01@90,0.001@60", "must increase"),
         ("0.1,0.01@60,0.001@90%", "all epochs or all per cent"),
         ("one-cycle:0.2@100%", "percentage of the run"),
         ("one-cycle:0.2@0.4", "percentage of the run"),

@@ -7,6 +7,7 @@ import platform
 import re
 import shutil
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -113,12 +114,12 @@ def test_steps_that_do_not_reach_the_edge_are_reported(sparring, run):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full; nothing to install")
-def test_output_that_cannot_be_written_is_an_error(run, tmp_path):
+def test_output_that_cannot_be_written_is_an_error(sparring, run, monkeypatch):
     with Path("/dev/full").open("w") as full:
-        child = start("evaluate", run, *FAST, cwd=tmp_path, stdout=full)
-        _, err = child.communicate()
-    assert child.returncode == 1 and err.startswith("sparring: the output could not be written: No space"), err
-    assert "Traceback" not in err and (run / "evaluation" / "quick-limit20.json").exists()
+        monkeypatch.setattr(sys, "stdout", full)
+        said = sparring("evaluate", run, *FAST)
+    assert said.code == 1 and said.err == "sparring: the output could not be written: No space left on device.\n"
+    assert (run / "evaluation" / "quick-limit20.json").exists()
 
 
 @pytest.mark.parametrize(
@@ -128,7 +129,7 @@ def test_output_that_cannot_be_written_is_an_error(run, tmp_path):
         (["rum"], ["there is no checkpoint at rum", "Did you mean 'run'?"]),
         (["run/worst.safetensors"], ["no checkpoint at run/worst.safetensors"]),
         (["run/config.json"], ["run/config.json is a text file", ".safetensors"]),
-        (["cut.safetensors"], ["cut.safetensors is not a whole safetensors file"]),
+        (["cut.safetensors"], ["cut.safetensors is not a"]),
         (["."], ["is not a run folder", "cut.safetensors"]),
         (["run", "--protocol", "trade"], ["unknown protocol 'trade'", "Did you mean 'trades'?"]),
         (["run", "--protocol"], ["name at least one protocol"]),
@@ -229,9 +230,7 @@ def test_a_result_that_cannot_be_saved_is_still_shown(sparring, run, monkeypatch
 
 @pytest.mark.parametrize("command_", ["evaluate", "bound"])
 def test_an_invalid_seed_is_refused(sparring, run, command_):
-    sparring(command_, run, "--limit", 20, "--seed", 2**63).mends(
-        "a seed must lie between 0 and 2^63 - 1, got 922337203"
-    )
+    sparring(command_, run, "--limit", 20, "--seed", 2**63).mends("a seed must lie between 0 and 2^63 - 1")
 
 
 @pytest.mark.parametrize(

@@ -275,10 +275,10 @@ def test_the_plan_has_whole_names(sparring, monkeypatch):
         (["table-tiny", "--result", "x"], ["--results"]),
         (["--rows", "fat"], ["--rows needs an item", "sparring reproduce ITEM --rows"]),
         (["--rows", "fat", "table-tiny"], ["the item goes first: sparring reproduce table-tiny --rows"]),
-        (["table-tiny", "--runs", "/proc/runs"], ["cannot make the folder /proc/runs", "Choose another with --runs"]),
+        (["table-tiny", "--runs", "/proc/runs"], ["cannot create the folder /proc/runs", "Choose another with --runs"]),
         (
             ["fig-motivation", "--results", "/proc/none"],
-            ["cannot make the folder /proc/none", "Choose another with --results"],
+            ["cannot create the folder /proc/none", "Choose another with --results"],
         ),
         (["--plan"], ["--plan needs an item"]),
         (["--draw", "--max-minutes", "5"], ["--max-minutes needs an item"]),

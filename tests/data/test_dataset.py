@@ -91,9 +91,7 @@ def test_every_prefix_of_an_interleaved_order_has_class_proportions(sizes):
     for n in range(1, len(y) + 1):
         held = np.bincount(y[order[:n]], minlength=len(sizes))
         assert np.abs(held - n * np.array(sizes) / len(y)).max() <= 1.0
-    assert all(
-        (np.diff(order[y[order] == label]) > 0).all() for label in range(len(sizes))
-    )  # otherwise in the original order
+    assert all((np.diff(order[y[order] == label]) > 0).all() for label in range(len(sizes)))  # else in order
 
 
 def test_the_fingerprint_covers_training_images_labels_and_classes():

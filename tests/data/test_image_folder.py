@@ -208,7 +208,7 @@ def test_unused_files_are_reported(tmp_path):
         (tmp_path / "cat" / name).write_bytes(b"x")
     image(tmp_path / "dog" / "more" / "9.png")
     note = load(f"folder:{tmp_path}").note
-    assert note.endswith("; not used: 2 x .heic, 1 x file without a suffix, 1 x folder within a class")
+    assert note.endswith("; not used: 2 x .heic, 1 x file without a suffix, 1 x folder inside a class")
     for part, count in (("train", 3), ("test", 2)):
         fill(tmp_path / "parts" / part, count=count)
         (tmp_path / "parts" / part / "dog" / "a.txt").write_text("x")
@@ -223,7 +223,7 @@ def test_unused_files_are_reported(tmp_path):
 
 def test_images_too_large_for_the_networks_are_refused_before_reading(tmp_path):
     fill(tmp_path, count=2, size=(4, 513), value=1)
-    with pytest.raises(UserError, match=r"4x513 are beyond these networks.*\?size=64"):
+    with pytest.raises(UserError, match=r"4x513 are too large for these networks.*\?size=64"):
         load(f"folder:{tmp_path}")
     assert load(f"folder:{tmp_path}?size=8").size == (8, 8)
 

@@ -144,7 +144,7 @@ def test_a_damaged_file_is_named(trained, tmp_path, size):
     run(trained, tmp_path)
     damaged = next(tmp_path.glob("*/cw3-*.npz"))
     damaged.write_bytes(damaged.read_bytes()[:size])
-    with pytest.raises(UserError, match="is damaged. Delete it"):
+    with pytest.raises(UserError, match=r"is damaged\. Delete it"):
         run(trained, tmp_path)
 
 

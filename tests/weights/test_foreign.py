@@ -58,7 +58,9 @@ def test_malicious_files_are_refused(tmp_path: Path, tiny: nn.Module, trap: str,
     torch.save(
         {"state_dict": tiny.state_dict(), "extra": traps(mark)[trap]}, path, _use_new_zipfile_serialization=zipped
     )
-    with pytest.raises(UserError, match=rf"pickled program object \({re.escape(trap)}\).*refused\. Save its weights"):
+    with pytest.raises(
+        UserError, match=rf"refused: it holds a pickled object \({re.escape(trap)}\).* Save its weights"
+    ):
         load_model(path)
     assert not mark.exists()
 
@@ -100,23 +102,21 @@ def test_torchscript_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors", ".pth.tar"])
 @pytest.mark.parametrize(
-    ("content", "complaint"),
+    ("content", "says"),
     [
         (b"", "is empty"),
         (b"<!DOCTYPE html><html><title>Google Drive - Virus scan warning</title>", "a web page, not a checkpoint"),
         (b"\n  <html>", "a web page, not a checkpoint: the download failed"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:0", "git lfs pull"),
         (b'{"message": "Not Found"}', "is a text file"),
-        (b"some words", "is a text file|is not a whole"),
-        (bytes(range(256)) * 4, "is not a whole"),
+        (b"some words", "is a text file|is not a"),
+        (bytes(range(256)) * 4, "is not a"),
     ],
 )
-def test_files_that_are_not_checkpoints_are_refused(
-    tmp_path: Path, suffix: str, content: bytes, complaint: str
-) -> None:
+def test_files_that_are_not_checkpoints_are_refused(tmp_path: Path, suffix: str, content: bytes, says: str) -> None:
     path = tmp_path / f"model{suffix}"
     path.write_bytes(content)
-    with pytest.raises(UserError, match=complaint) as caught:
+    with pytest.raises(UserError, match=says) as caught:
         load_model(path)
     assert "\n" not in str(caught.value)
 
@@ -140,12 +140,12 @@ def test_truncated_files_are_refused(tmp_path: Path, tiny: nn.Module, share: flo
     torch.save(tiny.state_dict(), path, _use_new_zipfile_serialization=zipped)
     whole = path.read_bytes()
     path.write_bytes(whole[: int(share * len(whole))])
-    with pytest.raises(UserError, match="cut short" if zipped else "not a whole checkpoint") as caught:
+    with pytest.raises(UserError, match="is truncated" if zipped else "not a complete checkpoint") as caught:
         load_model(path)
     assert "\n" not in str(caught.value)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_damaged_files_are_read_or_refused(tmp_path: Path, data: st.DataObject) -> None:
     """Whatever bytes change, the result is a model or an error of one line."""

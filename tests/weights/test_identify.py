@@ -27,13 +27,13 @@ def test_every_architecture_is_identified(name: str, num_classes: int) -> None:
     assert identify.fits(there, network.shapes())
 
 
-@pytest.mark.parametrize(("name", "size"), [("tiny_cnn", 4), ("tiny_cnn", 50), ("small_cnn", 8), ("small_cnn", 200)])
+@pytest.mark.parametrize(("name", "size"), [("tiny_cnn", 4), ("tiny_cnn", 50), ("small_cnn", 8), ("small_cnn", 90)])
 def test_the_image_size_is_identified(name: str, size: int) -> None:
     there = tensors(name, size=(size, size))
     assert identify.fits(there, identify.read_off(name, there).shapes())
 
 
-@pytest.mark.parametrize("size", [8, 32, 64])
+@pytest.mark.parametrize("size", [8, 64])
 def test_the_size_is_the_nearest_where_none_fits(size: int) -> None:
     there = tensors("tiny_cnn", size=(size, size))
     del there["fc.bias"]
@@ -64,7 +64,7 @@ def test_the_nearest_architecture_is_named() -> None:
     there["layer3.2.conv1.weight"] = torch.ones(1)
     assert identify.name_of(there) is None
     assert identify.nearest(there)[0] == "resnet18"
-    assert "nearest architecture is 'resnet18': 99% of the keys agree" in identify.advice(there)
+    assert "nearest architecture is 'resnet18', with 99% of the keys in common" in identify.advice(there)
 
 
 def test_facts_are_the_arguments_of_build() -> None:

@@ -219,7 +219,11 @@ class Result:
             for r in self
             if 0 < r.steps * r.step_size < _REACH * r.eps
         ]
-        doubts = [f"Doubt: {d['name']}: {d['why']} {d['evidence']} More: {command(d['name'])}" for d in self.doubts]
+        doubts = [
+            line
+            for d in self.doubts
+            for line in (f"Doubt: {d['name']}: {d['why']} {d['evidence']}", f"  {command(d['name'])}")
+        ]
         return Group(table, *(Text(line) for line in [trust, *reach, *doubts]))
 
 

@@ -165,8 +165,17 @@ def through_numpy(net: nn.Module, x: Tensor) -> Tensor:
 
 
 BROKEN: list[tuple[str, Callable[[], Forward], set[str]]] = [
-    ("quantised", lambda: quantised, {"zero-gradients", "loss-does-not-grow", "no-collapse-at-large-eps"}),
-    ("quantised", lambda: quantised, {"square-beats-white-box", "noise-hurts-as-much"}),
+    (
+        "quantised",
+        lambda: quantised,
+        {
+            "zero-gradients",
+            "loss-does-not-grow",
+            "no-collapse-at-large-eps",
+            "square-beats-white-box",
+            "noise-hurts-as-much",
+        },
+    ),
     ("saturated", lambda: saturated, {"zero-gradients", "cw-far-from-ce", "no-collapse-at-large-eps"}),
     ("confident", lambda: confident, {"vanishing-gradients"}),
     ("misleading", lambda: misleading, {"loss-does-not-grow", "no-collapse-at-large-eps", "square-beats-white-box"}),
@@ -188,7 +197,7 @@ def names(found: list[Doubt]) -> set[str]:
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("kind", ["standard", "robust", "very robust"])
-@pytest.mark.parametrize("eps", [8 / 255, 0.1, 0.3])
+@pytest.mark.parametrize("eps", [8 / 255, 0.3])
 def test_an_honest_model_raises_no_doubt(
     nets: dict, unseen: tuple[Tensor, Tensor], kind: str, seed: int, eps: float
 ) -> None:
@@ -207,17 +216,15 @@ def test_large_logits_raise_no_doubt(digits: tuple[Tensor, Tensor], unseen: tupl
     assert doubts(Broken(net, lambda inner, x: scale * inner(x)).eval(), *unseen, eps=0.1) == []
 
 
-@pytest.mark.parametrize("kind", ["standard", "robust"])
-@pytest.mark.parametrize(("name", "make", "expected"), BROKEN, ids=[f"{row[0]}-{i}" for i, row in enumerate(BROKEN)])
+@pytest.mark.parametrize(("name", "make", "expected"), BROKEN, ids=[row[0] for row in BROKEN])
 def test_a_broken_model_raises_its_doubts(
     nets: dict,
     unseen: tuple[Tensor, Tensor],
-    kind: str,
     name: str,
     make: Callable[[], Forward],
     expected: set[str],
 ) -> None:
-    found = doubts(Broken(nets[kind, 0], make()).eval(), *unseen, eps=0.3)
+    found = doubts(Broken(nets["robust", 0], make()).eval(), *unseen, eps=0.3)
     assert expected <= names(found), f"{name}: {found}"
 
 
