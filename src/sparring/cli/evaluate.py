@@ -91,11 +91,19 @@ class Arguments:
     """Print the page on a doubt and exit; `--explain list` lists the doubts. Needs no PATH."""
 
 
+@dataclass(frozen=True)
+class Explain:
+    """`--explain` alone, which needs no model."""
+
+    explain: str
+    """The name of a doubt, or list."""
+
+
 def run(argv: list[str]) -> int:
     """Run the command."""
-    topic = _topic(argv)
-    if topic is not None:
-        return _explain(topic)
+    if any(word.partition("=")[0] == "--explain" for word in argv) and not {"-h", "--help"} & set(argv):
+        words = [*argv, "list"] if argv == ["--explain"] else argv
+        return _explain(parse(Explain, words, prog="sparring evaluate", description=DESCRIPTION).explain)
     asked = parse(Arguments, argv, prog="sparring evaluate", description=DESCRIPTION)
     path, which = of_a_run(asked.path, asked.which)
     asked = replace(asked, path=path, which=which, protocol=tuple(dict.fromkeys(asked.protocol)))
@@ -157,15 +165,6 @@ def run(argv: list[str]) -> int:
     if trouble is not None:
         raise trouble
     return 0
-
-
-def _topic(argv: list[str]) -> str | None:
-    """What `--explain` asks for, or None without it; read before the rest, because it needs no model."""
-    for place, word in enumerate([] if {"-h", "--help"} & set(argv) else argv):
-        flag, equals, value = word.partition("=")
-        if flag == "--explain":
-            return value if equals else "".join(argv[place + 1 : place + 2]) or "list"
-    return None
 
 
 def _explain(topic: str) -> int:
