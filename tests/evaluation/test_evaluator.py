@@ -128,8 +128,10 @@ def test_restarts_can_only_break_more(trained):
 
 def test_bf16_gradients_and_fp32_verdicts(trained, monkeypatch):
     judged = []
-    real = measuring.stands
-    monkeypatch.setattr(measuring, "stands", lambda model, x, y: judged.append((model, x.dtype)) or real(model, x, y))
+    real, kept = measuring.is_correct, judged.append
+    monkeypatch.setattr(
+        measuring, "is_correct", lambda model, x, y: judged.append((model, x.dtype)) or real(model, x, y)
+    )
     fp32, bf16 = run(trained), run(trained, precision="bf16")
     assert all(model is trained.model and dtype == torch.float32 for model, dtype in judged)
     assert torch.equal(fp32["natural"].correct, bf16["natural"].correct)
@@ -254,8 +256,8 @@ def test_half_precision_weights_are_refused(trained):
 
 def test_the_final_point_is_in_the_ball(trained, monkeypatch):
     points = []
-    real = measuring.stands
-    monkeypatch.setattr(measuring, "stands", lambda model, x, y: points.append(x) or real(model, x, y))
+    real = measuring.is_correct
+    monkeypatch.setattr(measuring, "is_correct", lambda model, x, y: points.append(x) or real(model, x, y))
     run(trained, replace(FIXED, attacks=PROTOCOLS["dat"].attacks[:2]))
     for x_adv in points[1:]:
         assert torch.equal(x_adv, ball.project(x_adv, trained.x, EPS))

@@ -10,7 +10,7 @@ from sparring import models
 from sparring.engine.attack.replay import Replayed
 from sparring.evaluation.gradient_model import gradient_model
 from sparring.evaluation.subject import prepare
-from sparring.evaluation.verdicts import exact, stands
+from sparring.evaluation.verdicts import exact, is_correct
 
 
 def with_statistics(model: nn.Module) -> nn.Module:
@@ -85,7 +85,7 @@ def test_verdicts_are_exact_and_settings_are_restored():
     torch.backends.cudnn.allow_tf32 = True
     try:
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            right = stands(model, torch.eye(3), torch.tensor([0, 1, 1]))
+            right = is_correct(model, torch.eye(3), torch.tensor([0, 1, 1]))
             assert (torch.eye(3) @ torch.eye(3)).dtype == torch.bfloat16
         assert torch.get_float32_matmul_precision() == "high" and torch.backends.cudnn.allow_tf32
         with pytest.raises(RuntimeError, match="stop"), exact(torch.device("cpu")):
@@ -100,7 +100,7 @@ def test_verdicts_are_exact_and_settings_are_restored():
 
 def test_nan_logits_are_wrong():
     logits = torch.tensor([[torch.nan, 0.0], [0.0, 1.0]])
-    assert stands(lambda x: logits, torch.zeros(2, 1), torch.tensor([0, 1])).tolist() == [False, True]
+    assert is_correct(lambda x: logits, torch.zeros(2, 1), torch.tensor([0, 1])).tolist() == [False, True]
 
 
 class Viewed(nn.Module):

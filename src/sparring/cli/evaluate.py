@@ -78,7 +78,7 @@ class Arguments:
     which: Literal["last", "best"] = "last"
     """The checkpoint of a run folder."""
     model: str | None = None
-    """The architecture, where the file does not tell."""
+    """The architecture, where it can be neither read nor identified."""
     mean: tuple[float, ...] = ()
     """Means per channel of the normalisation, where the file has no such layer."""
     std: tuple[float, ...] = ()

@@ -23,7 +23,7 @@ from sparring.evaluation.progress import Task
 from sparring.evaluation.protocols import Settings
 from sparring.evaluation.result import Repeat
 from sparring.evaluation.subject import Subject
-from sparring.evaluation.verdicts import exact, rounds, stands
+from sparring.evaluation.verdicts import allows_tf32, exact, is_correct
 
 
 def run_autoattack(
@@ -38,14 +38,14 @@ def run_autoattack(
     """AutoAttack's verdicts, and the accuracy after each part. `natural` marks the examples correct without attack."""
     probe, _ = subject.take(torch.arange(min(len(subject.x), 64, subject.batch)))
     version: Version = "rand" if is_stochastic(subject.model, probe) else "standard"
-    standing = natural.clone()
+    correct = natural.clone()
     after: dict[str, float] = {}
     took: dict[str, float] = {}
     again, seconds = 0, 0.0
     retried = 0  # in the current batch
     for part in parts(version, classes=subject.classes):
         ledger = ledger_of(part)
-        rows = torch.nonzero(standing & ~ledger.judged)[:, 0]
+        rows = torch.nonzero(correct & ~ledger.judged)[:, 0]
         advance = task(f"AutoAttack {part}", len(rows))
 
         def work(x: Tensor, y: Tensor, _rows: Tensor, part: str = part) -> Tensor:
@@ -58,13 +58,13 @@ def run_autoattack(
             ledger.enter(done, right, time.perf_counter() - began, retried)
             began = time.perf_counter()
             advance(len(done))
-        standing &= ledger.stands
+        correct &= ledger.correct
         seconds += ledger.seconds
         again += ledger.retried
         took[part] = ledger.seconds
-        after[part] = float(standing.double().mean())
+        after[part] = float(correct.double().mean())
     detail = {"version": version, "accuracy_after": after, "seconds": took, "retried_in_fp32": again}
-    return Repeat(seed, standing, seconds), detail
+    return Repeat(seed, correct, seconds), detail
 
 
 def _judge(
@@ -72,8 +72,8 @@ def _judge(
 ) -> tuple[Tensor, int]:
     """Whether each example withstands this part, and how many had to be attacked again in fp32."""
     found = attack_part(part, subject.fast, x, y, eps=eps, version=version, seed=seed)
-    right = stands(subject.model, found.x_adv, y)
-    if subject.fast is subject.model and not rounds(x.device):
+    right = is_correct(subject.model, found.x_adv, y)
+    if subject.fast is subject.model and not allows_tf32(x.device):
         return right, 0
     skipped = ~_seen_right(subject.fast, x, y)
     doubtful = torch.nonzero(right & (found.claimed | skipped))[:, 0]
@@ -82,7 +82,7 @@ def _judge(
         for piece in torch.split(doubtful, max(1, subject.batch // 2)):
             with exact(x.device):
                 again = attack_part(part, subject.model, x[piece], y[piece], eps=eps, version=version, seed=seed)
-            right[piece] = stands(subject.model, again.x_adv, y[piece])
+            right[piece] = is_correct(subject.model, again.x_adv, y[piece])
     return right, len(doubtful)
 
 

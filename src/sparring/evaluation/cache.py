@@ -28,7 +28,7 @@ class Ledger:
     """The verdicts of one attack, seed and restart, as far as they are known."""
 
     judged: Tensor  # bool per example, on the CPU
-    stands: Tensor  # bool per example: classified correctly; True while not judged
+    correct: Tensor  # bool per example: classified correctly; True while not judged
     seconds: float = 0.0
     path: Path | None = None
     retried: int = 0  # examples attacked again in fp32
@@ -38,15 +38,15 @@ class Ledger:
         """A ledger without verdicts."""
         return cls(torch.zeros(n, dtype=torch.bool), torch.ones(n, dtype=torch.bool), 0.0, path)
 
-    def enter(self, rows: Tensor, stands: Tensor, seconds: float, retried: int = 0) -> None:
+    def enter(self, rows: Tensor, correct: Tensor, seconds: float, retried: int = 0) -> None:
         """Record verdicts, on disk too where there is a store."""
         self.judged[rows] = True
-        self.stands[rows] = stands.cpu()
+        self.correct[rows] = correct.cpu()
         self.seconds += seconds
         self.retried += retried
         if self.path is not None:
             with replacing(self.path) as temporary, temporary.open("wb") as file:
-                verdicts = self.judged.numpy(), self.stands.numpy()
+                verdicts = self.judged.numpy(), self.correct.numpy()
                 np.savez(file, judged=verdicts[0], stands=verdicts[1], seconds=self.seconds, retried=self.retried)
 
 
@@ -73,13 +73,13 @@ class Store:
             return Ledger.empty(self.n, path)
         try:
             with np.load(path, allow_pickle=False) as saved:
-                judged, stands = torch.from_numpy(saved["judged"]), torch.from_numpy(saved["stands"])
+                judged, correct = torch.from_numpy(saved["judged"]), torch.from_numpy(saved["stands"])
                 seconds, retried = float(saved["seconds"]), int(saved["retried"]) if "retried" in saved else 0
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
             raise UserError(f"{path} is damaged. Delete it; only this part of the evaluation runs again.") from None
-        if judged.shape != (self.n,) or stands.shape != (self.n,):
+        if judged.shape != (self.n,) or correct.shape != (self.n,):
             raise UserError(f"{path} holds {len(judged)} verdicts, expected {self.n}. Delete it.")
-        return Ledger(judged, stands, seconds, path, retried)
+        return Ledger(judged, correct, seconds, path, retried)
 
 
 def open_store(folder: Path | None, model: Model, x: Tensor, y: Tensor) -> Store:

@@ -35,7 +35,7 @@ from sparring.evaluation.result import WORST, AttackResult, Repeat, Result
 from sparring.evaluation.sanity import measure
 from sparring.evaluation.starts import Starts, climb
 from sparring.evaluation.subject import Subject, prepare
-from sparring.evaluation.verdicts import rounds, stands
+from sparring.evaluation.verdicts import allows_tf32, is_correct
 from sparring.seeds import check_seed
 
 _NATURAL = Settings(eps=0.0, loss="")
@@ -130,12 +130,12 @@ def _natural(subject: Subject, store: Store, task: Task) -> AttackResult:
     rows = torch.nonzero(~ledger.judged)[:, 0]
     advance = task("natural", len(rows))
     began = time.perf_counter()
-    for done, right in subject.each(rows, lambda x, y, _rows: stands(subject.model, x, y)):
+    for done, right in subject.each(rows, lambda x, y, _rows: is_correct(subject.model, x, y)):
         ledger.enter(done, right, time.perf_counter() - began)
         began = time.perf_counter()
         advance(len(done))
     precision = "fp64" if subject.dtype == torch.float64 else "fp32"
-    return _record("natural", _NATURAL, (), precision, [Repeat(0, ledger.stands, ledger.seconds)])
+    return _record("natural", _NATURAL, (), precision, [Repeat(0, ledger.correct, ledger.seconds)])
 
 
 def _pgd(
@@ -144,13 +144,13 @@ def _pgd(
     """One PGD attack under every seed."""
     settings, repeats = attack.settings, []
     for seed in seeds:
-        standing, seconds = torch.ones(len(subject.x), dtype=torch.bool), 0.0
+        correct, seconds = torch.ones(len(subject.x), dtype=torch.bool), 0.0
         for restart in range(settings.restarts):
             part = f"restart{restart}"
             # Draws and verdicts of a restart do not depend on how many restarts follow.
             one = replace(settings, restarts=1)
             ledger = store.open(attack.name, one, precision=subject.precision, seed=seed, part=part)
-            rows = torch.nonzero(standing & ~ledger.judged)[:, 0]
+            rows = torch.nonzero(correct & ~ledger.judged)[:, 0]
             advance = task(f"{attack.name} seed {seed}" if settings.random else attack.name, len(rows))
             # Draws depend on what the attack does, not on its name; at another eps they are the same, scaled.
             purpose = f"{settings.loss} {settings.steps} {part}"
@@ -161,9 +161,9 @@ def _pgd(
                 ledger.enter(done, right, time.perf_counter() - began)
                 began = time.perf_counter()
                 advance(len(done))
-            standing &= ledger.stands
+            correct &= ledger.correct
             seconds += ledger.seconds
-        repeats.append(Repeat(seed, standing, seconds))
+        repeats.append(Repeat(seed, correct, seconds))
     return _record(attack.name, settings, _served(attack), subject.precision, repeats)
 
 
@@ -172,7 +172,7 @@ def _after_pgd(subject: Subject, s: Settings, starts: Starts, x: Tensor, y: Tens
     begin = starts(x, rows)
     loss: Any = s.loss
     x_adv = climb(subject.fast, x, y, begin, eps=s.eps, step_size=s.step_size, steps=s.steps, loss=loss)
-    return stands(subject.model, x_adv, y)
+    return is_correct(subject.model, x_adv, y)
 
 
 def _autoattack(
@@ -254,5 +254,5 @@ def _software(device: torch.device) -> dict[str, str]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "device": f"{device.type}: {name}",
-        "tf32": str(rounds(device)),  # of fp32 gradients; verdicts are exact
+        "tf32": str(allows_tf32(device)),  # of fp32 gradients; verdicts are exact
     }

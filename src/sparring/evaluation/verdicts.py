@@ -48,7 +48,7 @@ def _full_precision() -> Iterator[None]:
             backends.cudnn.allow_tf32 = True
 
 
-def rounds(device: torch.device) -> bool:
+def allows_tf32(device: torch.device) -> bool:
     """Whether the caller's settings allow TF32 for fp32 arithmetic on this device."""
     backends: Any = torch.backends
     if device.type != "cuda":
@@ -60,7 +60,7 @@ def rounds(device: torch.device) -> bool:
 
 
 @torch.no_grad()
-def stands(model: Model, x: Tensor, y: Tensor) -> Tensor:
+def is_correct(model: Model, x: Tensor, y: Tensor) -> Tensor:
     """Whether the model is correct, one bool per example. NaN logits count as wrong."""
     with exact(x.device):
         logits = model(x)
