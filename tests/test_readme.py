@@ -27,6 +27,7 @@ from sparring import data, models, recipes
 from sparring.cli import COMMANDS, arguments, main
 from sparring.data.registry import SOURCES
 from sparring.evaluation.protocols import find
+from sparring.evaluation.sanity.explain import page
 from sparring.paper import specs
 from sparring.paper.headline import headline
 from sparring.paper.plan import chosen
@@ -137,6 +138,8 @@ def parse(words: list[str], monkeypatch: pytest.MonkeyPatch) -> Any:
     if words[0] == "train":
         models.describe(options.config.model)
         assert options.config.data.partition(":")[0] in SOURCES, options.config.data
+    elif words[:2] == ["evaluate", "--explain"]:
+        page(options.explain)
     elif words[0] == "evaluate":
         find(options.protocol)
         assert options.data is None or options.data.partition(":")[0] in SOURCES, options.data

@@ -79,7 +79,7 @@ def test_round_trip_is_exact(schedule):
         ("0.1,0.01@150%", "at most at 100%"),
         ("inf", "is not a number"),
         ("nan", "is not a number"),
-        ("0.1,0.01@90,0.001@60", "must grow"),
+        ("0.1,0.01@90,0.001@60", "must increase"),
         ("0.1,0.01@60,0.001@90%", "all epochs or all per cent"),
         ("one-cycle:0.2@100%", "percentage of the run"),
         ("one-cycle:0.2@0.4", "percentage of the run"),
@@ -92,10 +92,10 @@ def test_bad_schedules_are_refused(text, message):
         parse(text)
 
 
-def test_spell_is_read_back():
+def test_spell_round_trips():
     assert schedules.spell(2.0) == "2"
     assert schedules.spell(8 / 255) == "0.03137254901960784"
 
 
-def test_a_radius_as_people_write_it():
+def test_a_radius_is_printed_as_a_fraction_of_255_where_exact():
     assert [pixels(value) for value in (8 / 255, 0.031, 0.2, 0.0)] == ["8/255", "0.031", "0.2", "0"]

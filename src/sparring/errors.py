@@ -1,7 +1,8 @@
 """Errors that end in the fix.
 
-`UserError` is what the caller can mend: the command line prints it as one line and exits 2. `RunFailed` is a run that
-broke by itself (a loss that is not finite): one line, exit 1. Anything else is a bug and keeps its traceback.
+`UserError` is what the caller can fix: the command line prints it as one line and exits 2. `RunFailed` is a run that
+failed through no fault of the call (a loss that is not finite): one line, exit 1. Anything else is a bug and keeps its
+traceback.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ from collections.abc import Iterable
 
 
 class UserError(ValueError):
-    """Something the user can mend. The text says what was given, what is allowed and what to do."""
+    """A mistake that the user can fix. The message says what was given, what is allowed and what to do."""
 
 
 class RunFailed(RuntimeError):
-    """The run itself failed; nothing about the call was wrong."""
+    """The run failed although the call was correct."""
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:
@@ -25,6 +26,6 @@ def did_you_mean(given: str, known: Iterable[str]) -> str:
 
 
 def unknown(kind: str, given: str, known: Iterable[str]) -> UserError:
-    """The error for a name that is not among the known ones."""
+    """The error for a name that is not a known one."""
     names = sorted(known)
     return UserError(f"unknown {kind} {given!r}.{did_you_mean(given, names)} Known: {', '.join(names)}.")

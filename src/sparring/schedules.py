@@ -1,7 +1,7 @@
-"""Schedules: from the place in training to a value (learning rate, tau, eps).
+"""Schedules: from the position in training to a value (learning rate, tau, eps).
 
-The place is the epoch as a real number: epoch 1 begins at 1.0 and ends just under 2.0. A schedule is written in one
-line, on the command line as in a recipe:
+The position is the epoch as a real number: epoch 1 begins at 1.0 and ends just below 2.0. A schedule is one line, on
+the command line and in a recipe:
 
     0.1                       constant
     0.1,0.01@60,0.001@90      0.1, then 0.01 from epoch 60, then 0.001 from epoch 90
@@ -22,7 +22,7 @@ from sparring.errors import UserError, did_you_mean
 
 
 def number(text: str) -> float:
-    """A number as people write it: '0.031', '8/255', '2e-4'."""
+    """Parse a number: '0.031', '8/255', '2e-4'."""
     top, slash, bottom = text.partition("/")
     try:
         value = float(top) / float(bottom) if slash else float(top)
@@ -34,25 +34,25 @@ def number(text: str) -> float:
 
 
 def spell(value: float) -> str:
-    """The shortest text that `number` reads back as the same float."""
+    """The shortest text that `number` parses to the same float."""
     return str(int(value)) if value == int(value) else repr(value)
 
 
 def pixels(value: float) -> str:
-    """A radius as people write it: '8/255' for exactly that, else the number. 0.031 is not 8/255, and 0.2 is 0.2."""
+    """A radius for people to read: '8/255' for exactly 8/255, else the number: 0.031 is not 8/255, and 0.2 is 0.2."""
     short, parts = f"{value:.6g}", round(value * 255)
     return f"{parts}/255" if parts and parts / 255 == value and float(short) != value else short
 
 
 @dataclass(frozen=True)
 class Start:
-    """When a piece begins: at an epoch (1-based), or at a fraction of the run."""
+    """The start of a piece: an epoch (1-based), or a fraction of the run."""
 
     at: float
     relative: bool = False
 
     def epoch(self, epochs: int) -> float:
-        """The start as an epoch. A relative one falls on the nearest beginning of an epoch: 50% of 120 is epoch 61."""
+        """The start as an epoch. A relative one is rounded to the nearest start of an epoch: 50% of 120 is epoch 61."""
         return 1.0 + round(self.at * epochs) if self.relative else self.at
 
     def __str__(self) -> str:
@@ -61,21 +61,21 @@ class Start:
 
 @dataclass(frozen=True)
 class Piecewise:
-    """`first`, then each piece's value from its start on."""
+    """`first`, then the value of each piece from its start on."""
 
     first: float
     pieces: tuple[tuple[Start, float], ...] = ()
 
-    def at(self, place: float, epochs: int) -> float:
-        """The value at a place in a run of so many epochs."""
+    def at(self, position: float, epochs: int) -> float:
+        """The value at a position in a run of `epochs` epochs."""
         value = self.first
         for start, after in self.pieces:
-            if place >= start.epoch(epochs):
+            if position >= start.epoch(epochs):
                 value = after
         return value
 
     def values(self) -> tuple[float, ...]:
-        """Every value it can take."""
+        """Every value that it takes."""
         return (self.first, *(value for _, value in self.pieces))
 
     def __str__(self) -> str:
@@ -89,13 +89,13 @@ class OneCycle:
     peak: float
     top: float = 0.4
 
-    def at(self, place: float, epochs: int) -> float:
-        """The value at a place in a run of so many epochs."""
-        done = min(max((place - 1.0) / epochs, 0.0), 1.0)
+    def at(self, position: float, epochs: int) -> float:
+        """The value at a position in a run of `epochs` epochs."""
+        done = min(max((position - 1.0) / epochs, 0.0), 1.0)
         return self.peak * (done / self.top if done < self.top else (1.0 - done) / (1.0 - self.top))
 
     def values(self) -> tuple[float, ...]:
-        """The values that bound it."""
+        """The two values that bound it."""
         return (0.0, self.peak)
 
     def __str__(self) -> str:
@@ -110,13 +110,13 @@ class Ramp:
     last: float
     until: float = 1.0
 
-    def at(self, place: float, epochs: int) -> float:
-        """The value at a place in a run of so many epochs."""
-        done = min(max((place - 1.0) / (epochs * self.until), 0.0), 1.0)
+    def at(self, position: float, epochs: int) -> float:
+        """The value at a position in a run of `epochs` epochs."""
+        done = min(max((position - 1.0) / (epochs * self.until), 0.0), 1.0)
         return self.first + (self.last - self.first) * done
 
     def values(self) -> tuple[float, ...]:
-        """The values that bound it."""
+        """The two values that bound it."""
         return (self.first, self.last)
 
     def __str__(self) -> str:
@@ -127,19 +127,19 @@ Schedule = Piecewise | OneCycle | Ramp
 
 
 def constant(value: float) -> Piecewise:
-    """The same value throughout."""
+    """A schedule of one value."""
     return Piecewise(value)
 
 
 def of(given: Schedule | float | str) -> Schedule:
-    """A schedule as it is, from its one-line form, or of one value."""
+    """A schedule from a schedule, its one-line form, or a number."""
     if isinstance(given, Schedule):
         return given
     return parse(given) if isinstance(given, str) else constant(number(str(given)))
 
 
 def parse(text: str) -> Schedule:
-    """A schedule from its one-line form."""
+    """Parse the one-line form of a schedule."""
     text = text.replace(" ", "")
     if text.startswith("one-cycle:"):
         peak, _, top = text.removeprefix("one-cycle:").partition("@")
@@ -162,9 +162,9 @@ def parse(text: str) -> Schedule:
     pieces = tuple(_piece(piece, text) for piece in rest)
     starts = [start for start, _ in pieces]
     if len({start.relative for start in starts}) > 1:
-        raise UserError(f"{text!r}: starts are either all epochs or all per cent.")
+        raise UserError(f"{text!r}: starts are all epochs or all per cent. Write for example 0.1,0.01@60,0.001@90.")
     if any(after.at <= before.at for before, after in itertools.pairwise(starts)):
-        raise UserError(f"{text!r}: the starts of a schedule must grow.")
+        raise UserError(f"{text!r}: the starts of a schedule must increase. Write for example 0.1,0.01@60,0.001@90.")
     return Piecewise(number(first), pieces)
 
 
@@ -182,7 +182,7 @@ def _piece(piece: str, text: str) -> tuple[Start, float]:
 
 
 def _fraction(text: str, whole: str) -> float:
-    # A one-cycle needs room to come down again, a ramp may take the whole run.
+    # A one-cycle needs time to decrease again, a ramp may take the whole run.
     most = 99.9 if whole.startswith("one-cycle") else 100.0
     if not text.endswith("%") or not 0 < number(text[:-1]) <= most:
         raise UserError(f"{whole!r}: the part after @ is a percentage of the run, above 0% and at most {most:g}%.")

@@ -1,7 +1,7 @@
-"""Randomness without state: every draw is named by the numbers it comes from.
+"""Stateless randomness: every draw is a function of the integers that identify it.
 
-A seed is derived from (seed, epoch, purpose, ...), so a run that starts again in the middle draws what it would have
-drawn. Nothing here touches the global random state, and nothing here knows what the numbers are for.
+A seed is derived from (seed, epoch, purpose, ...), so a resumed run draws the same numbers as an uninterrupted one.
+Nothing here touches the global random state or knows what the numbers are for.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from sparring.errors import UserError
 
 
 def check_seed(seed: int) -> None:
-    """Refuse what torch's own generators would not take."""
+    """Refuse a seed that torch's generators do not accept."""
     if not 0 <= seed < 2**63:
-        raise UserError(f"a seed lies between 0 and 2^63 - 1, got {seed}.")
+        raise UserError(f"a seed must lie between 0 and 2^63 - 1, got {seed}.")
 
 
 def derive_seed(*parts: int) -> int:
-    """63 bits that depend on every part and on their order; equal on every machine and version."""
+    """A 63-bit seed that depends on every part and on their order; the same on every machine and version."""
     text = ",".join(str(int(part)) for part in parts)
     return int.from_bytes(hashlib.blake2b(text.encode("ascii"), digest_size=8).digest(), "little") >> 1
 

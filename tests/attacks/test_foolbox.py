@@ -13,7 +13,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from sparring.attacks import pgd
-from sparring.evaluation import Climb, Protocol, evaluate
+from sparring.evaluation import PGDAttack, Protocol, evaluate
 
 TOLERANCE = 1e-12
 
@@ -47,7 +47,7 @@ def test_the_same_adversarial_examples(digits, eps, step_size, steps):
     attack = foolbox.attacks.LinfPGD(abs_stepsize=step_size, steps=steps, random_start=False)
     theirs, _, success = attack(foolbox.PyTorchModel(model, bounds=(0, 1), device="cpu"), x, y, epsilons=eps)
     assert (ours - theirs).abs().max() <= TOLERANCE
-    protocol = Protocol("check", "", eps, (Climb("pgd", steps, step_size, start=None),))
+    protocol = Protocol("check", "", eps, (PGDAttack("pgd", steps, step_size, start=None),))
     record = evaluate(model, x, y, protocol, doubts=False)["pgd"]
     assert torch.equal(record.correct, ~success.cpu())
     assert steps == 1 or record.accuracy < 0.9

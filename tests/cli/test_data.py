@@ -9,7 +9,7 @@ import pytest
 from sparring.cli import data as command
 
 
-def test_the_list_says_what_is_here_and_how_to_get_the_rest(sparring, monkeypatch, tmp_path):
+def test_the_list_shows_what_is_present_and_how_to_get_the_rest(sparring, monkeypatch, tmp_path):
     monkeypatch.setenv("COLUMNS", "200")
     for words in ([], ["list"]):
         said = sparring("data", *words, "--root", tmp_path)
@@ -20,7 +20,7 @@ def test_the_list_says_what_is_here_and_how_to_get_the_rest(sparring, monkeypatc
 
 
 @pytest.mark.parametrize(("seconds", "noted"), [(0, False), (60, True)])
-def test_a_source_that_was_not_read_is_told(sparring, tmp_path, monkeypatch, seconds, noted):
+def test_a_source_that_was_not_read_is_noted(sparring, tmp_path, monkeypatch, seconds, noted):
     there = tmp_path / "cifar10.npz"
 
     def fetch(name, *, root, source):
@@ -30,10 +30,10 @@ def test_a_source_that_was_not_read_is_told(sparring, tmp_path, monkeypatch, sec
 
     monkeypatch.setattr(command.data, "fetch", fetch)
     said = sparring("data", "fetch", "cifar10", "--source", "mine")
-    assert said.code == 0 and ("note: it was here already and is whole; mine was not read." in said.out) == noted
+    assert said.code == 0 and ("note: it was already present and is intact; mine was not read." in said.out) == noted
 
 
-def test_fetching_says_where_it_went(sparring, monkeypatch):
+def test_fetching_prints_the_path(sparring, monkeypatch):
     asked = []
 
     def fetch(name, *, root, source):
@@ -42,7 +42,7 @@ def test_fetching_says_where_it_went(sparring, monkeypatch):
 
     monkeypatch.setattr(command.data, "fetch", fetch)
     said = sparring("data", "fetch", "svhn", "--source", "my files", "--root", "kept")
-    assert said.code == 0 and said.out == "svhn is here: kept/svhn\n"
+    assert said.code == 0 and said.out == "svhn is ready: kept/svhn\n"
     assert asked == [("svhn", Path("kept"), Path("my files"))]
 
 
@@ -50,17 +50,17 @@ def test_fetching_says_where_it_went(sparring, monkeypatch):
     ("words", "says"),
     [
         (["ftech", "cifar10"], ["'ftech'", "('list', 'fetch')"]),
-        (["fetch"], ["which data set?", "sparring data fetch cifar10", "cifar10, svhn"]),
+        (["fetch"], ["no data set given", "sparring data fetch cifar10", "cifar10, svhn"]),
         (["fetch", "cifar"], ["unknown data set to fetch 'cifar'", "Did you mean 'cifar10'?"]),
-        (["fetch", "digits"], ["digits needs no fetching"]),
+        (["fetch", "digits"], ["digits needs no download"]),
         (["fetch", "cifar10", "--source", "none.tar.gz"], ["no such file or folder: none.tar.gz"]),
-        (["fetch", "cifar10", "--source", "cut.tar.gz"], ["is not a whole tar archive", "download it again"]),
+        (["fetch", "cifar10", "--source", "cut.tar.gz"], ["is not a complete tar archive", "download it again"]),
         (["fetch", "svhn", "--source", "."], ["train_32x32.mat"]),
         (["fetch", "cifar10", "--source", "cut.tar.gz", "--root", "cut.tar.gz"], ["cannot write cut.tar.gz/"]),
         (["fetch", "cifar10", "svhn"], ["svhn"]),
     ],
 )
-def test_what_the_user_can_mend(sparring, tmp_path, monkeypatch, words, says):
+def test_user_errors_are_one_line(sparring, tmp_path, monkeypatch, words, says):
     monkeypatch.setenv("SPARRING_DATA", str(tmp_path / "kept"))
     (tmp_path / "cut.tar.gz").write_bytes(b"\x1f\x8b cut")
     sparring("data", *words).mends(*says)

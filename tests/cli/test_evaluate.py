@@ -7,6 +7,7 @@ import platform
 import re
 import shutil
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -17,6 +18,7 @@ import torch
 import sparring as library
 from sparring import weights
 from sparring.cli import evaluate as command
+from sparring.evaluation.sanity.checks import WHY
 from sparring.training import run_folder
 
 from .conftest import QUICK, start, write_images
@@ -29,7 +31,7 @@ def run(finished, tmp_path) -> Path:
     return Path(shutil.copytree(finished, tmp_path / "run"))
 
 
-def test_a_run_and_its_files_are_one_subject(sparring, run):
+def test_a_run_and_its_checkpoint_files_are_the_same_model(sparring, run):
     assert sparring("evaluate", run, *FAST).code == 0
     assert sparring("evaluate", run / "best.safetensors", *FAST).code == 0
     assert sparring("evaluate", run / "last.safetensors", *FAST).code == 0
@@ -38,7 +40,7 @@ def test_a_run_and_its_files_are_one_subject(sparring, run):
     assert [json.loads(path.read_text())["about"]["which"] for path in files] == ["best", "last"]
 
 
-def test_the_table_says_what_was_measured(sparring, run):
+def test_the_header_names_model_images_protocol_and_device(sparring, run):
     device = f"cpu: {platform.processor() or platform.machine()}"
     said = sparring("evaluate", run, *FAST, "--eps", "0.3", "--device", "cpu")
     assert said.out.startswith(
@@ -55,24 +57,24 @@ def test_the_table_says_what_was_measured(sparring, run):
     assert said.out.startswith(f"mine.safetensors (epoch {best}) on 20 of 450 ")
 
 
-def test_another_radius_than_the_runs_is_worth_a_line(sparring, run):
-    told = "note: trained for eps 0.3, measured at 0.03137. There: --eps 0.3."
-    assert told in " ".join(sparring("evaluate", run, *FAST).out.split())
+def test_another_radius_than_in_training_is_noted(sparring, run):
+    note = "note: trained for eps 0.3, measured at 0.03137. To measure at 0.3: --eps 0.3."
+    assert note in " ".join(sparring("evaluate", run, *FAST).out.split())
     assert "note: trained" not in sparring("evaluate", run, *FAST, "--eps", "0.3").out
 
 
-def test_a_run_that_is_not_at_its_end_is_worth_a_line(sparring, run):
+def test_an_unfinished_run_is_noted(sparring, run):
     assert "note: " not in sparring("evaluate", run, *FAST, "--eps", "0.3").out
     written = json.loads((run / run_folder.CONFIG).read_text())
     written["config"]["epochs"] = 9
     (run / run_folder.CONFIG).write_text(json.dumps(written))
     said = " ".join(sparring("evaluate", run, *FAST, "--eps", "0.3").out.split())
-    assert f"note: {run} has trained 2 of 9 epochs. To its end: sparring train --out {run} --resume" in said
-    (run / run_folder.CONFIG).write_text("{")  # the weights know what they are
+    assert f"note: {run} has trained 2 of 9 epochs. To finish it: sparring train --out {run} --resume" in said
+    (run / run_folder.CONFIG).write_text("{")  # the weights record what they are
     assert sparring("evaluate", run, *FAST).code == 0
 
 
-def test_other_data_or_normalisation_is_another_file(sparring, run):
+def test_other_data_or_normalisation_goes_to_another_file(sparring, run):
     for more in ([], ["--data", "digits"], ["--eps", "0.1"], ["--seed", "2"]):
         assert sparring("evaluate", run, *FAST, *more).code == 0
     assert {path.stem.removeprefix("quick") for path in (run / "evaluation").glob("*.json")} == {
@@ -82,7 +84,7 @@ def test_other_data_or_normalisation_is_another_file(sparring, run):
         "-limit20-seed2",
     }
     normalised = ["--mean", "0.5", "--std", "1/4"]
-    sparring("evaluate", run, *FAST, *normalised).mends("knows how it normalises", "Leave out --mean")
+    sparring("evaluate", run, *FAST, *normalised).mends("contains its normalisation", "Leave out --mean")
     bare = {name: tensor.clone() for name, tensor in library.load_model(run).state_dict().items()}
     torch.save(bare, "theirs.pth")
     assert sparring("evaluate", "theirs.pth", "--data", "digits", *FAST, *normalised).code == 0
@@ -90,7 +92,7 @@ def test_other_data_or_normalisation_is_another_file(sparring, run):
 
 
 def test_images_of_other_classes_are_refused(sparring, tmp_path):
-    """The same number of them: their labels would be read as others'."""
+    """Even with the same number of classes: the labels would mean other classes."""
     write_images(tmp_path / "mine", count=100)
     shutil.copytree(tmp_path / "mine", tmp_path / "renamed")
     (tmp_path / "renamed" / "digit 0").rename(tmp_path / "renamed" / "zero")
@@ -103,21 +105,21 @@ def test_images_of_other_classes_are_refused(sparring, tmp_path):
     assert sparring("evaluate", "run", "--data", "folder:moved", *FAST).code == 0
 
 
-def test_steps_that_do_not_reach_the_ball_are_told(sparring, run):
+def test_steps_that_do_not_reach_the_edge_are_reported(sparring, run):
     words = ["--protocol", "trades", "--limit", "4", "--no-doubts"]
     said = sparring("evaluate", run, *words, "--eps", "0.3")
     told = " ".join(said.out.split())
-    assert "pgd20: 20 steps of 0.003 reach 0.06 of eps 0.3 and no further." in told and "fgsm: 1" not in told
-    assert "no further" not in sparring("evaluate", run, *words).out
+    assert "pgd20: 20 steps of 0.003 reach only 0.06 of eps 0.3." in told and "fgsm: 1" not in told
+    assert "reach only" not in sparring("evaluate", run, *words).out
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full; nothing to install")
-def test_output_that_cannot_be_written(run, tmp_path):
+def test_output_that_cannot_be_written_is_an_error(sparring, run, monkeypatch):
     with Path("/dev/full").open("w") as full:
-        child = start("evaluate", run, *FAST, cwd=tmp_path, stdout=full)
-        _, err = child.communicate()
-    assert child.returncode == 1 and err.startswith("sparring: the output could not be written: No space"), err
-    assert "Traceback" not in err and (run / "evaluation" / "quick-limit20.json").exists()
+        monkeypatch.setattr(sys, "stdout", full)
+        said = sparring("evaluate", run, *FAST)
+    assert said.code == 1 and said.err == "sparring: the output could not be written: No space left on device.\n"
+    assert (run / "evaluation" / "quick-limit20.json").exists()
 
 
 @pytest.mark.parametrize(
@@ -127,7 +129,7 @@ def test_output_that_cannot_be_written(run, tmp_path):
         (["rum"], ["there is no checkpoint at rum", "Did you mean 'run'?"]),
         (["run/worst.safetensors"], ["no checkpoint at run/worst.safetensors"]),
         (["run/config.json"], ["run/config.json is a text file", ".safetensors"]),
-        (["cut.safetensors"], ["cut.safetensors is not a whole safetensors file"]),
+        (["cut.safetensors"], ["cut.safetensors is not a"]),
         (["."], ["is not a run folder", "cut.safetensors"]),
         (["run", "--protocol", "trade"], ["unknown protocol 'trade'", "Did you mean 'trades'?"]),
         (["run", "--protocol"], ["name at least one protocol"]),
@@ -138,27 +140,27 @@ def test_output_that_cannot_be_written(run, tmp_path):
         (["run", "--which", "worst"], ["'worst'", "('last', 'best')"]),
         (["run", "--model", "resnet18"], ["does not fit 'resnet18'", "looks like 'tiny_cnn'"]),
         (["run", "--mean", "0.5"], ["--mean and --std go together"]),
-        (["run", "--out", "file"], ["cannot make the folder file: File exists. Choose another with --out."]),
-        (["run", "--json", "file/x.json"], ["cannot make the folder file: File exists. Choose another with --json."]),
-        (["run", "--json", "run"], ["run is a folder. Name a file: --json run/result.json"]),
+        (["run", "--out", "file"], ["cannot create the folder file: File exists. Choose another with --out."]),
+        (["run", "--json", "file/x.json"], ["cannot create the folder file: File exists. Choose another with --json."]),
+        (["run", "--json", "run"], ["run is a folder. Give a file: --json run/result.json"]),
     ],
 )
-def test_what_the_user_can_mend(sparring, run, tmp_path, words, says):
+def test_user_errors_are_one_line(sparring, run, tmp_path, words, says):
     (tmp_path / "file").write_text("")
     (tmp_path / "cut.safetensors").write_bytes((run / "last.safetensors").read_bytes()[:3000])
     said = sparring("evaluate", *words)
     said.mends(*says)
-    assert said.out == ""  # told before any work
+    assert said.out == ""  # fails before any work
 
 
-def test_a_folder_that_is_not_writable_is_told_before_the_work(sparring, run, monkeypatch):
-    monkeypatch.setattr(command.os, "access", lambda path, mode: False)  # as root everything is
+def test_an_unwritable_folder_fails_before_the_work(sparring, run, monkeypatch):
+    monkeypatch.setattr(command.os, "access", lambda path, mode: False)  # root may write anywhere
     said = sparring("evaluate", run, *FAST)
     said.mends("is not writable. Choose another with --out.")
     assert said.out == ""
 
 
-def test_stopped_and_started_again_it_continues(sparring, run, tmp_path):
+def test_a_stopped_evaluation_continues(sparring, run, tmp_path):
     words = ["evaluate", "run", "--protocol", "mart", "--no-doubts", "--limit", "300"]
     child = start(*words, cwd=tmp_path)
     verdicts = run / "evaluation" / "verdicts"
@@ -168,31 +170,31 @@ def test_stopped_and_started_again_it_continues(sparring, run, tmp_path):
     child.send_signal(signal.SIGTERM)
     out, err = child.communicate()
     assert child.returncode == 1 and out == ""
-    assert err == "sparring: stopped. The same command continues where it was.\n"
+    assert err == "sparring: stopped. The same command continues where it stopped.\n"
     known = {path: path.stat().st_mtime_ns for path in verdicts.glob("*/natural-*.npz")}
     assert sparring(*words).code == 0
     assert known and all(path.stat().st_mtime_ns == written for path, written in known.items())
 
 
-def test_the_name_of_the_file_holds_no_slash():
+def test_the_file_name_contains_no_slash():
     asked = command.Arguments(Path("run"), data="folder:my/own images?size=8")
     assert re.fullmatch(r"dat-folder-my-own-images-size=8-[0-9a-f]{8}", command._name(asked))
 
 
-def test_data_sets_that_read_alike_have_names_of_their_own():
+def test_similar_data_sets_have_different_file_names():
     alike = ["folder:my/images", "folder:my-images", "folder:my images", "npz:" + 300 * "a", "npz:" + 301 * "a"]
     names = [command._name(command.Arguments(Path("run"), data=data)) for data in alike]
     assert len(set(names)) == len(alike) and max(map(len, names)) < 100
     assert command._name(command.Arguments(Path("run"), data="cifar10:bird+deer")) == "dat-cifar10-bird-deer"
 
 
-def test_json_says_what_was_evaluated(sparring, run):
+def test_json_records_what_was_evaluated(sparring, run):
     assert sparring("evaluate", run, *FAST, "--json", "deep/er/mine.json").code == 0
-    told = json.loads(Path("deep/er/mine.json").read_text())
-    assert told["about"]["data"] == "digits" and told["about"]["facts"]["recipe"] == "fat-digits"
+    written = json.loads(Path("deep/er/mine.json").read_text())
+    assert written["about"]["data"] == "digits" and written["about"]["facts"]["recipe"] == "fat-digits"
 
 
-def test_files_of_one_name_do_not_write_over_each_other(sparring, run, tmp_path):
+def test_models_of_the_same_name_do_not_share_results(sparring, run, tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         shutil.copy(run / "last.safetensors", tmp_path / name / "model.safetensors")
@@ -205,18 +207,18 @@ def test_files_of_one_name_do_not_write_over_each_other(sparring, run, tmp_path)
 
 
 @pytest.mark.parametrize(("name", "more"), [("evaluate", FAST), ("bound", ["--limit", 40, "--eps", 0.3])])
-def test_a_folder_of_ones_own_keeps_what_is_there(sparring, run, tmp_path, name, more):
+def test_results_of_another_model_are_not_overwritten(sparring, run, tmp_path, name, more):
     shutil.copytree(run, tmp_path / "other")
     assert sparring(name, run, *more, "--out", "mine").code == 0
     (file,) = Path("mine").glob("*.json")
     before = file.read_bytes()
     sparring(name, "other", *more, "--out", "mine").mends("mine holds results of ", "run", "those of other: --out")
     assert file.read_bytes() == before
-    assert sparring(name, run, *more, "--out", "mine").code == 0  # its own
+    assert sparring(name, run, *more, "--out", "mine").code == 0  # its own results
     assert sparring(name, "other", *more, "--seed", 3, "--out", "mine").code == 0  # another file
 
 
-def test_what_cannot_be_kept_is_shown_before_it_is_lost(sparring, run, monkeypatch):
+def test_a_result_that_cannot_be_saved_is_still_shown(sparring, run, monkeypatch):
     def full(path, text):
         raise OSError(28, "No space left on device", str(path))
 
@@ -227,21 +229,21 @@ def test_what_cannot_be_kept_is_shown_before_it_is_lost(sparring, run, monkeypat
 
 
 @pytest.mark.parametrize("command_", ["evaluate", "bound"])
-def test_a_seed_that_torch_does_not_take(sparring, run, command_):
-    sparring(command_, run, "--limit", 20, "--seed", 2**63).mends("a seed lies between 0 and 2^63 - 1, got 922337203")
+def test_an_invalid_seed_is_refused(sparring, run, command_):
+    sparring(command_, run, "--limit", 20, "--seed", 2**63).mends("a seed must lie between 0 and 2^63 - 1")
 
 
 @pytest.mark.parametrize(
     ("y", "said"), [([0] * 9 + [1], "90.0%"), ([0, 0, 1, 2], "50.0%"), ([0, 0, 1], ""), ([0, 0], "")]
 )
-def test_a_class_that_outweighs_the_others_is_worth_a_line(capsys, y, said):
-    command.tell_classes(torch.tensor(y), len(y))
+def test_a_dominant_class_is_noted(capsys, y, said):
+    command.note_classes(torch.tensor(y), len(y))
     assert capsys.readouterr().out == (
-        f"note: {said} of these images are of one class: who always says it has that accuracy.\n" if said else ""
+        f"note: {said} of these images are of one class: always predicting it reaches that accuracy.\n" if said else ""
     )
 
 
-def test_images_of_another_size_are_refused_where_the_model_knows_its_own(sparring, run, tmp_path):
+def test_images_of_another_size_are_refused(sparring, run, tmp_path):
     x, y = np.arange(40 * 144).reshape(40, 12, 12) % 251, np.arange(40) % 10
     images = {
         f"{kind}_{part}": array for part in ("train", "test") for kind, array in (("x", x.astype(np.uint8)), ("y", y))
@@ -249,3 +251,20 @@ def test_images_of_another_size_are_refused_where_the_model_knows_its_own(sparri
     np.savez(tmp_path / "large.npz", **images)
     refused = sparring("evaluate", run, *FAST, "--data", "npz:large.npz")
     refused.mends("was made for images of 8x8, those of large are 12x12.")
+
+
+def test_explain_prints_the_page_of_a_doubt(sparring):
+    said = sparring("evaluate", "--explain", "zero-gradients")
+    assert said.code == 0 and said.err == ""
+    assert "zero-gradients" in said.out.splitlines()[0] and "What to do" in said.out and "##" not in said.out
+
+
+@pytest.mark.parametrize("words", [["--explain", "list"], ["--explain"]])
+def test_explain_lists_the_doubts(sparring, words):
+    said = sparring("evaluate", *words)
+    assert said.code == 0 and all(name in said.out for name in WHY)
+
+
+def test_an_unknown_doubt_lists_the_names(sparring):
+    said = sparring("evaluate", "--explain=zero-gradient")
+    said.mends("unknown doubt 'zero-gradient'", "Did you mean 'zero-gradients'?", "train-mode")

@@ -1,4 +1,4 @@
-"""`sparring export` as a command; the files it writes are tested in tests/test_weights.py."""
+"""`sparring export` as a command; the files it writes are tested in tests/weights."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import torch
 import sparring as library
 
 
-def test_an_export_loads_as_it_says(sparring, finished, tmp_path):
+def test_the_printed_lines_load_the_export(sparring, finished, tmp_path):
     said = sparring("export", finished, "--out", "an export")
     assert said.code == 0 and said.err == ""
     assert "wrote an export/run-last.safetensors" in said.out and "wrote an export/run-last.pt" in said.out
     x = torch.rand(3, 1, 8, 8)
     lines = [line.strip() for line in said.out.splitlines() if line.startswith("    ")]
-    told = {"x": x, "torch": torch, "net": library.load_model(finished, which="best")}
-    exec("\n".join(lines), told)  # the lines it prints, pasted
+    scope = {"x": x, "torch": torch, "net": library.load_model(finished, which="best")}
+    exec("\n".join(lines), scope)  # the printed lines
     expected = library.load_model(finished)(x)
-    assert torch.equal(told["logits"], expected) and torch.equal(told["net"](x), expected)
+    assert torch.equal(scope["logits"], expected) and torch.equal(scope["net"](x), expected)
     assert sparring("export", finished, "--out", "an export").code == 0  # its own files may be replaced
 
 
@@ -31,18 +31,18 @@ def test_an_export_loads_as_it_says(sparring, finished, tmp_path):
         ([], ["PATH is missing"]),
         (["none"], ["there is no checkpoint at none"]),
         (["RUN", "--which", "worst"], ["'worst'", "('last', 'best')"]),
-        (["RUN", "--out", "file"], ["cannot make the folder file", "--out"]),
+        (["RUN", "--out", "file"], ["cannot create the folder file", "--out"]),
         (["text.pth"], ["text.pth is a text file"]),
     ],
 )
-def test_what_the_user_can_mend(sparring, finished, tmp_path, words, says):
+def test_user_errors_are_one_line(sparring, finished, tmp_path, words, says):
     (tmp_path / "file").write_text("")
     (tmp_path / "text.pth").write_text("hello")
     sparring("export", *[finished if word == "RUN" else word for word in words]).mends(*says)
 
 
 @pytest.mark.parametrize("nth", [1, 2])
-def test_a_full_disk_is_told(sparring, finished, tmp_path, monkeypatch, nth):
+def test_a_full_disk_is_an_error(sparring, finished, tmp_path, monkeypatch, nth):
     written, really = iter(range(1, 10)), Path.write_bytes
 
     def write(self, data):

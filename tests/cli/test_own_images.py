@@ -1,4 +1,4 @@
-"""Somebody's own images: what a run remembers of them, and what is measured on them."""
+"""A user's own images: what a run records of them, and which of them are used for testing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .conftest import write_images
 
 @pytest.fixture
 def own(sparring, tmp_path):
-    """A run on somebody's own images, stopped after its first epoch."""
+    """A run on a folder of images, stopped after its first epoch."""
     write_images(tmp_path / "mine", 100)
     words = ["fat-digits", "--data", "folder:mine", "--epochs", 2, "--validation", 20, "--attack.steps", 2]
     with pytest.MonkeyPatch.context() as patch:
@@ -30,34 +30,34 @@ def own(sparring, tmp_path):
     return tmp_path
 
 
-def test_images_that_have_changed_are_no_ground_to_go_on(sparring, own):
+def test_resuming_on_changed_images_is_refused(sparring, own):
     shutil.copytree(own / "mine", own / "kept")
     (next((own / "mine" / "digit 3").iterdir())).unlink()
     refused = sparring("train", "--out", "run", "--resume")
-    refused.mends("the training images of folder:mine are not those that run was begun with")
+    refused.mends("the training images of folder:mine are not those")
     shutil.rmtree(own / "mine")
     shutil.copytree(own / "kept", own / "mine")
-    (own / "mine" / "digit 3").rename(own / "mine" / "digit z")  # the labels are others now
-    sparring("train", "--out", "run", "--resume").mends("are not those that run was begun with")
+    (own / "mine" / "digit 3").rename(own / "mine" / "digit z")  # the labels mean other classes
+    sparring("train", "--out", "run", "--resume").mends("are not those")
     shutil.rmtree(own / "mine")
     shutil.copytree(own / "kept", own / "mine")
     assert sparring("train", "--out", "run", "--resume").code == 0
 
 
-def test_images_that_have_moved_are_found_again(sparring, own):
+def test_moved_images_are_found_by_their_new_path(sparring, own):
     (own / "mine").rename(own / "theirs")
-    sparring("train", "--out", "run", "--resume").mends("no such folder: mine", "say so with --data")
+    sparring("train", "--out", "run", "--resume").mends("no such folder: mine", "--data")
     write_images(own / "others", 90)
     other = sparring("train", "--out", "run", "--resume", "--data", "folder:others")
-    other.mends("begun with another configuration (data folder:mine -> folder:others)")
+    other.mends("another configuration (data folder:mine -> folder:others)")
     assert sparring("train", "--out", "run", "--resume", "--data", "folder:theirs").code == 0
     assert run_folder.open_run(Path("run")).config.data == "folder:theirs"
-    (own / "theirs").rename(own / "ours")  # of a run that has come to its end
+    (own / "theirs").rename(own / "ours")  # for a finished run
     assert sparring("train", "--out", "run", "--resume", "--data", "folder:ours").code == 0
     assert sparring("evaluate", "run", "--protocol", "quick", "--no-doubts").code == 0
 
 
-def test_what_is_measured_on_ones_own_images(sparring, own):
+def test_evaluation_uses_images_that_were_not_trained_on(sparring, own):
     assert sparring("train", "--out", "run", "--resume").code == 0
     fast = ["--protocol", "quick", "--no-doubts"]
     own_test = sparring("evaluate", "run", *fast)
@@ -65,22 +65,17 @@ def test_what_is_measured_on_ones_own_images(sparring, own):
     parts = len(load("folder:mine").test), len(load("folder:mine").train)
     assert f"on {parts[0]} of {parts[0]} test images" in own_test.out
     write_images(own / "others", 60)
-    every = sparring("evaluate", "run", *fast, "--data", "folder:others")  # its images are among the run's own
+    every = sparring("evaluate", "run", *fast, "--data", "folder:others")  # shares images with the run
     trained = {image.numpy().tobytes() for image in load("folder:mine").train.x}
     others = load("folder:others")
     left = sum(image.numpy().tobytes() not in trained for part in (others.train, others.test) for image in part.x)
     assert 0 < left < 60 and f"on {left} of {left} test images" in every.out
-    assert f"note: all images of others but {60 - left} that were trained on." in every.out
-    again = sparring("evaluate", "run", *fast, "--data", f"folder:{own / 'mine'}")  # the same, by another name
+    assert f"note: all images of others except {60 - left} used in training." in every.out
+    again = sparring("evaluate", "run", *fast, "--data", f"folder:{own / 'mine'}")  # the same folder by its full path
     assert f"on {parts[0]} of {parts[0]} test images" in again.out
     shutil.copy(next((own / "mine" / "digit 3").iterdir()), own / "mine" / "digit 4" / "0.png")
-    assert (
-        "have changed since run was trained; what it was trained on may be among"
-        in sparring("evaluate", "run", *fast).out
-    )
-    changed = sparring(
-        "evaluate", "run", *fast, "--data", "folder:mine"
-    )  # which are trained on cannot be told any more
+    assert "have changed since run was trained; the test images may include" in sparring("evaluate", "run", *fast).out
+    changed = sparring("evaluate", "run", *fast, "--data", "folder:mine")  # the training images are unknown
     assert "all images" not in changed.out and f"of {len(load('folder:mine').test)} test images" in changed.out
     parted = write_images(own / "parted" / "train", 60).parent
     write_images(parted / "test", 50)
@@ -89,7 +84,7 @@ def test_what_is_measured_on_ones_own_images(sparring, own):
     assert model.classes == tuple(f"digit {i}" for i in range(10))
 
 
-def test_the_first_images_of_a_sorted_set_are_worth_a_line(sparring, finished, tmp_path):
+def test_missing_classes_among_the_first_images_are_noted(sparring, finished, tmp_path):
     digits = load("digits")
     order = digits.test.y.argsort()
     images = {"x_train": digits.train.x, "y_train": digits.train.y}
@@ -100,7 +95,7 @@ def test_the_first_images_of_a_sorted_set_are_worth_a_line(sparring, finished, t
     assert "classes." not in sparring(*words).out
 
 
-def test_a_run_of_an_early_version_knows_nothing_of_its_images(sparring, own):
+def test_a_run_without_a_fingerprint_of_its_images_still_works(sparring, own):
     written = json.loads(Path("run/config.json").read_text())
     del written["images"]
     Path("run/config.json").write_text(json.dumps(written))

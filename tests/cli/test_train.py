@@ -384,7 +384,7 @@ def test_a_finished_run_without_its_records(sparring, finished, tmp_path):
 
 def test_a_folder_name_that_checkpoints_cannot_have_and_a_seed_that_is_too_large(sparring, tmp_path):
     sparring("train", *QUICK, "--out", tmp_path / "l\udce4uf").mends("is not UTF-8", "Choose another with --out")
-    sparring("train", *QUICK, "--seed", 2**63).mends("a seed lies between 0 and 2^63 - 1")
+    sparring("train", *QUICK, "--seed", 2**63).mends("a seed must lie between 0 and 2^63 - 1")
 
 
 def test_a_folder_that_may_not_be_read_is_one_line(sparring, monkeypatch):

@@ -1,4 +1,4 @@
-"""A CIFAR-10 of six batches of four images, in every published form, with the module's sums set to match it."""
+"""A CIFAR-10 of six batches of four images, in every published format, with the module's checksums to match."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def test_reads_by_base_name(tmp_path, make_tar):
     assert read_named(path, {"one", "two", "three"}) == {"one": b"1", "two": b"2"}
 
 
-def test_reads_a_folder_and_one_below(tmp_path):
+def test_reads_a_folder_and_its_subfolders(tmp_path):
     (tmp_path / "inner" / "deep").mkdir(parents=True)
     (tmp_path / "one").write_bytes(b"1")
     (tmp_path / "inner" / "two").write_bytes(b"2")
@@ -56,7 +56,7 @@ def test_members_cannot_escape(tmp_path, member):
     assert sorted(tmp_path.rglob("*")) == [inner, path]
 
 
-def test_a_name_twice_is_refused(tmp_path):
+def test_a_duplicate_name_is_refused(tmp_path):
     with pytest.raises(UserError, match="twice"):
         read_named(hostile(tmp_path / "a.tgz", [("a/one", b"1"), ("b/one", b"2")]), {"one"})
 
@@ -77,6 +77,6 @@ def test_truncated_and_foreign_files(tmp_path, make_tar):
             read_named(tmp_path / "b.tgz", {"one", "two"})
 
 
-def test_nothing_there(tmp_path):
+def test_a_missing_path_is_refused(tmp_path):
     with pytest.raises(UserError, match="no such file"):
         read_named(tmp_path / "none", {"one"})

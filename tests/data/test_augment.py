@@ -6,7 +6,7 @@ from sparring.errors import UserError
 
 
 def literal(x, moves):
-    """Each image by itself: pad with black, cut, mirror."""
+    """One image at a time: pad with black, crop, mirror."""
     out = []
     for image, top, left, flip in zip(x, moves.top, moves.left, moves.flip, strict=True):
         channels, height, width = image.shape

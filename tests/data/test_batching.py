@@ -44,8 +44,8 @@ def test_batch_k_is_the_same_wherever_the_epoch_starts(split, augment, seed):
 
 @pytest.mark.parametrize("augment", AUGMENTS)
 @pytest.mark.parametrize("at_once", [2, 3, 100])
-def test_batches_that_are_made_at_once_are_the_same(split, augment, at_once, monkeypatch):
-    """As a GPU makes them."""
+def test_batches_augmented_together_are_the_same(split, augment, at_once, monkeypatch):
+    """As on a GPU."""
     alone = list(batches(split, 8, seed=5, epoch=3, augment=augment))
     monkeypatch.setattr(batching, "_batches_at_once", lambda batch: at_once)
     for start in (0, 1, len(alone) - 1, len(alone)):
@@ -55,7 +55,7 @@ def test_batches_that_are_made_at_once_are_the_same(split, augment, at_once, mon
             assert torch.equal(x, want_x) and torch.equal(y, want_y)
 
 
-def test_a_gpu_makes_as_many_batches_at_once_as_fit_in_8_mb():
+def test_a_gpu_augments_as_many_batches_together_as_fit_in_8_mb():
     batch = torch.empty(128, 3, 32, 32, dtype=torch.uint8)
     assert batching._batches_at_once(batch) == 1
     assert batching._batches_at_once(batch.to("meta")) == 2**23 // (128 * 3072)

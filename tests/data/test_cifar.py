@@ -13,7 +13,7 @@ FORMS = ("python", "binary", "npm")
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("where", ["tar", "folder", "folder above"])
-def test_every_form_gives_the_same_arrays(fake_cifar, form, where, tmp_path):
+def test_every_format_gives_the_same_arrays(fake_cifar, form, where, tmp_path):
     if where == "tar":
         source = fake_cifar.tar(form, tmp_path / "archive.tar.gz")
     else:
@@ -41,7 +41,7 @@ def test_a_changed_pixel_or_label_is_refused(fake_cifar, form, tmp_path):
 @pytest.mark.parametrize(
     ("form", "name", "data", "message"),
     [
-        ("python", "test_batch", None, "not a whole CIFAR-10"),
+        ("python", "test_batch", None, "not a complete CIFAR-10"),
         ("python", "test_batch", pickle.dumps([1, 2]), "no images of 4 x 3072"),
         ("python", "test_batch", pickle.dumps({"data": np.zeros((4, 3072), np.uint8)}), "4 labels"),
         ("python", "test_batch", pickle.dumps({"data": np.zeros((4, 3072))}), "no images"),
@@ -72,12 +72,12 @@ def test_truncated_sheet(fake_cifar, tmp_path):
         cifar.read_source(folder)
 
 
-def test_absent_says_how_to_get_it(tmp_path):
-    with pytest.raises(UserError, match=r"not here \(looked in .*\). Get it with: sparring data fetch cifar10"):
+def test_a_missing_cifar10_names_the_command_to_get_it(tmp_path):
+    with pytest.raises(UserError, match=r"CIFAR-10 is not at .*. Get it with: sparring data fetch cifar10"):
         load("cifar10", root=tmp_path)
 
 
-def test_load_checks_the_sums(fake_cifar, tmp_path):
+def test_load_verifies_the_checksums(fake_cifar, tmp_path):
     stored = cifar.read_source(fake_cifar.folder("binary", tmp_path / "source"))
     target = stored_path("cifar10", tmp_path)
     target.parent.mkdir()
@@ -92,7 +92,7 @@ def test_load_checks_the_sums(fake_cifar, tmp_path):
         load("cifar10", root=tmp_path)
 
 
-def test_the_real_one():
+def test_the_real_cifar10():
     if not stored_path("cifar10").is_file():
         pytest.skip("CIFAR-10 is not in $SPARRING_DATA or ~/.cache/sparring. Get it with: sparring data fetch cifar10")
     data = load("cifar10")

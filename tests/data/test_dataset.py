@@ -16,7 +16,7 @@ def split_of(sizes):
     return Split(x, y.long())
 
 
-def test_split_takes_and_heads():
+def test_take_and_head_select_images():
     split = split_of([3, 4])
     assert len(split) == 7
     assert split.take(torch.tensor([5, 0])).x[:, 0, 0, 0].tolist() == [5, 0]
@@ -36,12 +36,12 @@ def test_split_takes_and_heads():
         (torch.zeros(2, 1, 2, 2, dtype=torch.uint8), torch.zeros(2)),
     ],
 )
-def test_split_refuses_what_it_is_not(x, y):
+def test_split_refuses_wrong_types_and_shapes(x, y):
     with pytest.raises(UserError):
         Split(x, y)
 
 
-def test_dataset_tells_its_shape():
+def test_dataset_shape_properties():
     split = split_of([3, 4])
     data = Dataset("d", ("a", "b"), split, split, "made up")
     assert (data.channels, data.size, data.num_classes) == (1, (2, 3), 2)
@@ -63,7 +63,7 @@ def test_hold_out_is_stratified_ordered_and_complete(sizes, count):
             assert abs(int((held.y == label).sum()) - n * count / len(split)) < 1
 
 
-def test_hold_out_follows_its_seed():
+def test_hold_out_depends_on_the_seed():
     split = split_of([50, 50])
     one, same, other = (hold_out(split, 20, seed=seed)[1].x.flatten() for seed in (1, 1, 2))
     assert torch.equal(one, same) and not torch.equal(one, other)
@@ -84,17 +84,17 @@ def test_evenly_spreads_through_every_class():
 
 
 @pytest.mark.parametrize("sizes", [[4, 4, 4], [1, 9], [50, 30, 20, 1]])
-def test_every_beginning_of_an_interleaved_set_stands_for_all(sizes):
+def test_every_prefix_of_an_interleaved_order_has_class_proportions(sizes):
     y = np.repeat(np.arange(len(sizes)), sizes)
     order = interleaved(y)
     assert sorted(order) == list(range(len(y)))
     for n in range(1, len(y) + 1):
         held = np.bincount(y[order[:n]], minlength=len(sizes))
         assert np.abs(held - n * np.array(sizes) / len(y)).max() <= 1.0
-    assert all((np.diff(order[y[order] == label]) > 0).all() for label in range(len(sizes)))  # else as it was
+    assert all((np.diff(order[y[order] == label]) > 0).all() for label in range(len(sizes)))  # else in order
 
 
-def test_a_fingerprint_is_of_the_training_images_their_labels_and_the_classes():
+def test_the_fingerprint_covers_training_images_labels_and_classes():
     split, other = split_of([3, 4]), split_of([4, 3])
     data = Dataset("d", ("a", "b"), split, split.head(2), "n")
     same = Dataset("elsewhere", ("a", "b"), split_of([3, 4]), other, "another note")
@@ -111,12 +111,12 @@ def test_a_fingerprint_is_of_the_training_images_their_labels_and_the_classes():
     assert len({one.fingerprint for one in [data, *changed]}) == 6
 
 
-def test_all_images_for_a_model_that_has_seen_none():
+def test_whole_returns_every_image_that_was_not_trained_on():
     data = Dataset("d", ("a", "b"), split_of([3, 4]), split_of([1, 1]), "n", carved=True)
     every = whole(data, without=Split(255 - split_of([1, 1]).x, split_of([1, 1]).y))
     assert len(every.test) == 9 and not every.carved and every.note == "all images of d"
     assert every.test.y.tolist() == [1, 0, 1, 0, 1, 0, 1, 0, 1]
-    fewer = whole(data, without=split_of([1, 0]))  # its one image is all zeros, as two others
-    assert len(fewer.test) == 7 and fewer.note == "all images of d but 2 that were trained on"
+    fewer = whole(data, without=split_of([1, 0]))  # its one image is all zeros, like two others
+    assert len(fewer.test) == 7 and fewer.note == "all images of d except 2 used in training"
     assert whole(data, without=data.train) is data  # none is left
     assert len(whole(data, without=Split(torch.zeros(1, 3, 2, 3, dtype=torch.uint8), torch.tensor([0]))).test) == 9

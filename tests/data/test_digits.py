@@ -5,7 +5,7 @@ import torch
 from sparring.data import load
 
 
-def test_digits_are_fixed():
+def test_the_digits_split_is_fixed():
     data = load("digits")
     assert (len(data.train), len(data.test)) == (1347, 450)
     assert (data.channels, data.size, data.classes) == (1, (8, 8), tuple("0123456789"))
@@ -21,7 +21,7 @@ def test_levels_are_sixteenths():
     assert torch.equal(levels, (torch.arange(17) * 255 / 16).round().to(torch.uint8))
 
 
-def test_no_image_is_in_both_parts():
+def test_no_image_is_in_both_splits():
     data = load("digits")
 
     def sums(split):

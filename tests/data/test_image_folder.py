@@ -11,7 +11,7 @@ from sparring.errors import UserError
 
 
 def image(path, *, size=(6, 5), mode="RGB", value=None, **options):
-    """A picture of (height, width) whose pixels follow from its path."""
+    """An image of (height, width) whose pixels depend on its path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(abs(hash(path.name)) % 2**32)
     shape = (*size, 3) if mode in ("RGB", "RGBA") else size
@@ -24,7 +24,7 @@ def fill(top, classes=("cat", "dog"), count=5, **options):
     return {(name, i): image(top / name / f"{i}.png", **options) for name in classes for i in range(count)}
 
 
-def test_classes_by_folder_and_a_fifth_for_test(tmp_path):
+def test_classes_are_folders_and_a_fifth_is_test_data(tmp_path):
     pixels = fill(tmp_path, count=5)
     (tmp_path / "readme.txt").write_text("not a class")
     (tmp_path / ".hidden").mkdir()
@@ -66,7 +66,7 @@ def test_formats_and_links(tmp_path):
     assert len(data.train) + len(data.test) == 8 and data.train.x[-1].eq(7).all()
 
 
-def test_grey_only_if_all_are(tmp_path):
+def test_images_are_grey_only_if_all_are(tmp_path):
     pixels = fill(tmp_path, mode="L")
     image(tmp_path / "dog" / "9.png", mode="1")
     data = load(f"folder:{tmp_path}")
@@ -77,15 +77,15 @@ def test_grey_only_if_all_are(tmp_path):
 
 
 @pytest.mark.parametrize("orientation", [5, 6, 7, 8])
-def test_photos_are_turned_upright(tmp_path, orientation):
+def test_exif_rotation_is_applied(tmp_path, orientation):
     exif = Image.Exif()
-    exif[0x0112] = orientation  # to be turned by a quarter, and perhaps mirrored
+    exif[0x0112] = orientation  # rotated by 90 degrees, and perhaps mirrored
     fill(tmp_path, size=(6, 4), exif=exif)
     assert load(f"folder:{tmp_path}").size == (4, 6)
 
 
 @pytest.mark.parametrize("orientation", [0, 9, 255])
-def test_an_orientation_that_does_not_exist_turns_nothing(tmp_path, orientation):
+def test_an_invalid_exif_orientation_is_ignored(tmp_path, orientation):
     exif = Image.Exif()
     exif[0x0112] = orientation
     pixels = fill(tmp_path, size=(6, 4), exif=exif)
@@ -93,7 +93,7 @@ def test_an_orientation_that_does_not_exist_turns_nothing(tmp_path, orientation)
     assert data.size == (6, 4) and torch.equal(data.train.x[0].permute(1, 2, 0), torch.from_numpy(pixels["cat", 0]))
 
 
-def test_sizes_that_differ_need_a_size(tmp_path):
+def test_mixed_sizes_need_a_size(tmp_path):
     fill(tmp_path, value=200)
     image(tmp_path / "cat" / "big.png", size=(40, 30), value=200)
     with pytest.raises(UserError, match=r"6x5 \(10\), 40x30 \(1\).*folder:.*\?size=32"):
@@ -103,7 +103,7 @@ def test_sizes_that_differ_need_a_size(tmp_path):
     assert "8x8" in data.note
 
 
-def test_size_keeps_the_middle(tmp_path):
+def test_size_crops_the_centre(tmp_path):
     fill(tmp_path)
     wide = np.zeros((8, 24, 3), np.uint8)
     wide[:, 8:16] = 255
@@ -114,7 +114,7 @@ def test_size_keeps_the_middle(tmp_path):
 def test_bad_files_are_named_and_counted(tmp_path):
     fill(tmp_path, count=10)
     whole = (tmp_path / "dog" / "9.png").read_bytes()
-    (tmp_path / "dog" / "9.png").write_bytes(whole[: len(whole) // 2])  # damaged behind its header
+    (tmp_path / "dog" / "9.png").write_bytes(whole[: len(whole) // 2])  # damaged after its header
     with pytest.raises(UserError, match=r"^1 file cannot be used: .*dog/9.png"):
         load(f"folder:{tmp_path}")
     for i in range(7):
@@ -124,7 +124,7 @@ def test_bad_files_are_named_and_counted(tmp_path):
         load(f"folder:{tmp_path}")
 
 
-def test_sixteen_bits_are_refused(tmp_path):
+def test_sixteen_bit_images_are_refused(tmp_path):
     fill(tmp_path)
     Image.fromarray(np.full((6, 5), 40_000, np.uint16)).save(tmp_path / "cat" / "deep.png")
     with pytest.raises(UserError, match=r"cat/deep.png \(pixels of type I;16"):
@@ -140,21 +140,21 @@ def test_a_decompression_bomb_is_named(tmp_path, monkeypatch, limit):
         load(f"folder:{tmp_path}?size=3")
 
 
-def test_too_much_for_memory_is_told_before_reading(tmp_path, monkeypatch):
+def test_too_much_for_memory_fails_before_reading(tmp_path, monkeypatch):
     fill(tmp_path)
     monkeypatch.setattr(module, "_MOST_BYTES", 500)
     with pytest.raises(UserError, match=r"10 images of 6x5 need .*\?size=32"):
         load(f"folder:{tmp_path}")
 
 
-def test_many_files_show_a_bar(tmp_path, monkeypatch, capsys):
+def test_many_files_show_a_progress_bar(tmp_path, monkeypatch, capsys):
     fill(tmp_path)
     monkeypatch.setattr(module, "_BAR_FROM", 3)
     assert len(load(f"folder:{tmp_path}").train) == 8
     assert capsys.readouterr().out == ""
 
 
-def test_layouts_that_cannot_be_used(tmp_path):
+def test_unusable_layouts_are_refused(tmp_path):
     with pytest.raises(UserError, match="no such folder"):
         load(f"folder:{tmp_path / 'none'}")
     with pytest.raises(UserError, match="0 class folders"):
@@ -172,7 +172,7 @@ def test_layouts_that_cannot_be_used(tmp_path):
         load(f"folder:{tmp_path}")
 
 
-def test_test_folders_that_do_not_fit(tmp_path):
+def test_test_folders_that_do_not_match_are_refused(tmp_path):
     fill(tmp_path / "train")
     (tmp_path / "test").mkdir()
     with pytest.raises(UserError, match="holds no class folders"):
@@ -182,7 +182,7 @@ def test_test_folders_that_do_not_fit(tmp_path):
         load(f"folder:{tmp_path}")
 
 
-def test_what_is_transparent_shows_white(tmp_path):
+def test_transparent_pixels_become_white(tmp_path):
     fill(tmp_path, count=3)
     for i in range(3):
         pixels = np.zeros((6, 5, 4), np.uint8)
@@ -195,20 +195,20 @@ def test_what_is_transparent_shows_white(tmp_path):
     assert data.train.x[data.train.y == 0][-1].eq(255).all()
 
 
-def test_the_first_test_images_stand_for_all(tmp_path):
+def test_the_first_test_images_are_in_class_proportions(tmp_path):
     for part in ("train", "test"):
         fill(tmp_path / part, classes=("a", "b", "c"), count=4)
     assert load(f"folder:{tmp_path}").test.y.tolist() == [0, 1, 2] * 4
     assert not load(f"folder:{tmp_path}").carved and load(f"folder:{tmp_path / 'test'}").carved
 
 
-def test_what_is_left_out_is_told(tmp_path):
+def test_unused_files_are_reported(tmp_path):
     fill(tmp_path, count=3)
     for name in ("1.heic", "2.HEIC", "scan", "Thumbs.db", "desktop.ini", ".hidden"):
         (tmp_path / "cat" / name).write_bytes(b"x")
     image(tmp_path / "dog" / "more" / "9.png")
     note = load(f"folder:{tmp_path}").note
-    assert note.endswith("; not used: 2 x .heic, 1 x file without a suffix, 1 x folder within a class")
+    assert note.endswith("; not used: 2 x .heic, 1 x file without a suffix, 1 x folder inside a class")
     for part, count in (("train", 3), ("test", 2)):
         fill(tmp_path / "parts" / part, count=count)
         (tmp_path / "parts" / part / "dog" / "a.txt").write_text("x")
@@ -221,14 +221,14 @@ def test_what_is_left_out_is_told(tmp_path):
         load(f"folder:{tmp_path}")
 
 
-def test_images_beyond_the_networks_are_refused_before_they_fill_the_memory(tmp_path):
+def test_images_too_large_for_the_networks_are_refused_before_reading(tmp_path):
     fill(tmp_path, count=2, size=(4, 513), value=1)
-    with pytest.raises(UserError, match=r"4x513 are beyond these networks.*\?size=64"):
+    with pytest.raises(UserError, match=r"4x513 are too large for these networks.*\?size=64"):
         load(f"folder:{tmp_path}")
     assert load(f"folder:{tmp_path}?size=8").size == (8, 8)
 
 
-def test_a_file_instead_of_a_folder(tmp_path):
+def test_a_file_instead_of_a_folder_is_refused(tmp_path):
     (tmp_path / "a.png").write_bytes(b"x")
     with pytest.raises(UserError, match=r"a\.png is a file\. Give the folder"):
         load(f"folder:{tmp_path / 'a.png'}")

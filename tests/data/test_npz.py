@@ -43,7 +43,7 @@ def test_exact_floats_become_the_same_bytes(tmp_path, dtype):
     assert torch.equal(data.train.x, torch.from_numpy(X).permute(0, 3, 1, 2))
 
 
-def test_without_test_part_a_fifth_is_split_off(tmp_path):
+def test_without_test_images_a_fifth_is_split_off(tmp_path):
     spec = saved(tmp_path, x_train=np.tile(X, (5, 1, 1, 1)), y_train=np.tile(Y, 5), x_test=None, y_test=None)
     data = load(spec)
     assert (len(data.train), len(data.test)) == (48, 12)
@@ -88,7 +88,7 @@ def test_refusals_end_in_the_fix(tmp_path, arrays, message):
         load(saved(tmp_path, **arrays))
 
 
-def test_files_that_are_no_npz(tmp_path):
+def test_files_that_are_not_npz_are_refused(tmp_path):
     path = tmp_path / "own.npz"
     with pytest.raises(UserError, match="no such file"):
         load(f"npz:{path}")
@@ -126,18 +126,18 @@ def test_a_forgotten_factor_of_255_is_refused(tmp_path):
         load(f"npz:{tmp_path / 'a.npz'}")
 
 
-def test_words_for_labels(tmp_path):
+def test_string_labels_are_refused(tmp_path):
     x = np.full((4, 4, 4), 7, np.uint8)
     np.savez(tmp_path / "a.npz", x_train=x, y_train=np.array(["cat", "dog", "cat", "dog"]))
     with pytest.raises(UserError, match=r"holds words.*np\.unique\(y_train, return_inverse=True\)"):
         load(f"npz:{tmp_path / 'a.npz'}")
 
 
-def test_test_images_that_were_taken_stand_for_all_classes(tmp_path):
+def test_split_off_test_images_are_in_class_proportions(tmp_path):
     x, y = np.arange(40 * 16, dtype=np.int64).reshape(40, 4, 4) % 251, np.repeat(np.arange(4), 10)
     np.savez(tmp_path / "a.npz", x_train=x.astype(np.uint8), y_train=y)
     data = load(f"npz:{tmp_path / 'a.npz'}")
     assert data.carved and data.test.y.tolist() == [0, 1, 2, 3] * 2
     np.savez(tmp_path / "b.npz", x_train=x.astype(np.uint8), y_train=y, x_test=x.astype(np.uint8), y_test=y)
     data = load(f"npz:{tmp_path / 'b.npz'}")
-    assert not data.carved and data.test.y.tolist() == y.tolist()  # an order that was given is kept
+    assert not data.carved and data.test.y.tolist() == y.tolist()  # a given order is kept

@@ -29,7 +29,7 @@ from sparring.errors import UserError
         ("folder:x?size=32", "no such folder: x"),
     ],
 )
-def test_wrong_names_end_in_the_right_one(spec, message, tmp_path, monkeypatch):
+def test_an_unknown_name_suggests_the_nearest(spec, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError) as caught:
         load(spec, root=tmp_path)
@@ -41,14 +41,14 @@ def test_a_path_without_its_prefix(tmp_path):
         load(str(tmp_path))
 
 
-def test_home_is_expanded(tmp_path, monkeypatch):
+def test_a_tilde_is_expanded(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     x, y = np.zeros((4, 2, 2), np.uint8), np.array([0, 1, 0, 1])
     np.savez(tmp_path / "own.npz", x_train=x, y_train=y)
     assert len(load("npz:~/own.npz").train) == 2
 
 
-def test_some_classes_of_a_set():
+def test_a_subset_of_the_classes():
     whole, two = load("digits"), load("digits:8+3")
     assert two.classes == ("8", "3") and two.num_classes == 2
     for part, all_of_it in ((two.train, whole.train), (two.test, whole.test)):
@@ -57,13 +57,13 @@ def test_some_classes_of_a_set():
         assert len(part) == ((all_of_it.y == 8) | (all_of_it.y == 3)).sum()
 
 
-def test_a_folder_with_a_question_mark(tmp_path):
+def test_a_folder_name_may_contain_a_question_mark(tmp_path):
     (tmp_path / "what?size=3").mkdir()
     with pytest.raises(UserError, match="0 class folders"):
         load(f"folder:{tmp_path / 'what?size=3'}")
 
 
-def test_describe_tells_what_is_here(tmp_path):
+def test_describe_reports_what_is_present(tmp_path):
     rows = {row.name: row for row in describe(root=tmp_path)}
     assert {name.partition(":")[0] for name in rows} == set(SOURCES)
     assert rows["digits"].present and not rows["cifar10"].present

@@ -1,4 +1,4 @@
-"""Booby-trapped pickles: nothing in them may run, whatever the opcodes."""
+"""Malicious pickles: no code in them may run, whatever the opcodes."""
 
 import builtins
 import collections
@@ -41,13 +41,13 @@ def loads(data):
         np.array(5, dtype=np.int64),
     ],
 )
-def test_arrays_come_back(array, protocol):
+def test_arrays_round_trip(array, protocol):
     got = loads(pickle.dumps({"data": [array, (1, 2.5, None, True, "a", b"b")]}, protocol=protocol))
     assert np.array_equal(got["data"][0], array) and got["data"][0].dtype == array.dtype
     assert got["data"][1][:5] == (1, 2.5, None, True, "a")
 
 
-def test_a_python_2_batch_as_the_official_archive_has_it():
+def test_a_python_2_batch_like_the_official_ones():
     data = (
         b"\x80\x02}q\x01(U\x04dataq\x02cnumpy.core.multiarray\n_reconstruct\nq\x03cnumpy\nndarray\nq\x04K\x00\x85U\x01b"
         b"\x87Rq\x05(K\x01K\x02K\x03\x86cnumpy\ndtype\nq\x06U\x02u1K\x00K\x01\x87Rq\x07(K\x03U\x01|NNNJ\xff\xff\xff\xff"
@@ -103,7 +103,7 @@ def traps(marker: Path):
 
 
 @pytest.mark.parametrize("name", [name for name, _ in traps(Path("x"))])
-def test_traps_are_refused_and_never_run(name, tmp_path):
+def test_malicious_pickles_are_refused_and_never_run(name, tmp_path):
     marker = tmp_path / "ran"
     data = dict(traps(marker))[name]
     with pytest.raises(UserError, match=r"batch (was refused|is not a readable pickle)"):
@@ -143,7 +143,7 @@ def state_of(array, **changes):
         {"fortran": "yes"},
     ],
 )
-def test_lying_arrays_are_refused(changes):
+def test_inconsistent_arrays_are_refused(changes):
     with pytest.raises(UserError, match="was refused"):
         loads(state_of(np.zeros(3, dtype=np.uint8), **changes))
 
@@ -156,7 +156,7 @@ def test_every_truncation_ends_in_a_clear_error():
 
 
 @pytest.mark.filterwarnings("ignore:invalid escape sequence")
-def test_random_damage_never_raises_anything_else():
+def test_random_damage_raises_only_clear_errors():
     rng = np.random.default_rng(0)
     whole = pickle.dumps({"data": np.arange(20, dtype=np.uint8), "labels": [1, 2, 3]}, protocol=2)
     for _ in range(2000):

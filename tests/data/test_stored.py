@@ -11,7 +11,7 @@ from sparring.errors import UserError
 ARRAYS = {key: np.arange(6, dtype=np.uint8) for key in stored.KEYS}
 
 
-def test_root_comes_from_argument_environment_home(tmp_path, monkeypatch):
+def test_the_data_folder_comes_from_argument_environment_or_home(tmp_path, monkeypatch):
     monkeypatch.setenv("SPARRING_DATA", str(tmp_path / "env"))
     assert data_root() == tmp_path / "env" and data_root(tmp_path) == tmp_path
     monkeypatch.delenv("SPARRING_DATA")
@@ -48,7 +48,7 @@ def test_an_interruption_leaves_the_old_file_and_no_scratch(tmp_path, monkeypatc
     assert target.read_bytes() == b"old" and list(tmp_path.iterdir()) == [target]
 
 
-def test_a_full_disk_is_told_and_leaves_the_old_file(tmp_path, monkeypatch):
+def test_a_full_disk_is_an_error_and_leaves_the_old_file(tmp_path, monkeypatch):
     target = tmp_path / "a.npz"
     target.write_bytes(b"old")
 
@@ -61,17 +61,17 @@ def test_a_full_disk_is_told_and_leaves_the_old_file(tmp_path, monkeypatch):
     assert target.read_bytes() == b"old" and list(tmp_path.iterdir()) == [target]
 
 
-def test_a_folder_that_cannot_be_made_is_told(tmp_path):
+def test_a_folder_that_cannot_be_created_is_an_error(tmp_path):
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(UserError, match="cannot write"), scratch(tmp_path / "file" / "a" / "a.npz"):
         pass
 
 
-def test_scratch_of_a_killed_fetch_is_swept_after_a_day(tmp_path):
+def test_the_scratch_folder_of_an_interrupted_fetch_is_removed_after_a_day(tmp_path):
     for name, age in ((".fetch-old", 2 * 86400), (".fetch-new", 60)):
         (tmp_path / name).mkdir()
         os.utime(tmp_path / name, (time.time() - age,) * 2)
-    (tmp_path / ".fetch-gone").symlink_to("nowhere")  # as one that another has just removed
+    (tmp_path / ".fetch-gone").symlink_to("nowhere")  # like one that another fetch has just removed
     with scratch(tmp_path / "a.npz"):
         pass
     assert {path.name for path in tmp_path.iterdir()} == {".fetch-new", ".fetch-gone"}

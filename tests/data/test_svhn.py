@@ -34,7 +34,7 @@ def write_mat(folder, arrays):
 
 
 def write_sheets(folder, arrays):
-    """Sheets of four tiles a row, the images dealt like np.array_split deals them."""
+    """Sheets of four tiles per row, the images divided as by np.array_split."""
     folder.mkdir()
     np.savez(folder / "labels.npz", y_train=arrays["y_train"], y_test=arrays["y_test"])
     for part, sheets in svhn.SHEETS.items():
@@ -67,13 +67,13 @@ def test_sheets(arrays, tmp_path):
     assert data.note == "SVHN, rebuilt from format 1"
 
 
-def test_npz_is_known_as_rebuilt_by_its_sums(arrays, tmp_path, monkeypatch):
+def test_rebuilt_images_in_an_npz_are_identified_by_their_checksums(arrays, tmp_path, monkeypatch):
     np.savez(tmp_path / "a.npz", **arrays)
     fetch("svhn", root=tmp_path, source=tmp_path / "a.npz")
     check(load("svhn", root=tmp_path), arrays)
     assert load("svhn", root=tmp_path).note == "SVHN, rebuilt from format 1"
     monkeypatch.setattr(svhn, "REBUILT_SHA256", {"x_train": "0", "x_test": "0"})
-    fetch("svhn", root=tmp_path, source=tmp_path / "a.npz")  # a named source replaces what is there
+    fetch("svhn", root=tmp_path, source=tmp_path / "a.npz")  # a given source replaces the file
     assert load("svhn", root=tmp_path).note == "SVHN, from a.npz"
     np.savez(tmp_path / "a.npz", **arrays, note=np.asarray("SVHN, by hand"))
     fetch("svhn", root=tmp_path, source=tmp_path / "a.npz")
@@ -112,7 +112,7 @@ def test_damaged_sources(arrays, tmp_path):
         svhn.read_source(sheets)
 
 
-def test_absent_and_elsewhere(tmp_path):
+def test_a_missing_or_misplaced_svhn_names_the_fix(tmp_path):
     with pytest.raises(UserError, match="sparring data fetch svhn"):
         load("svhn", root=tmp_path)
     with pytest.raises(UserError, match="no SVHN in"):

@@ -1,4 +1,4 @@
-"""One small model, trained a little against attack, for every test here."""
+"""One small adversarially trained model for every test here."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from sparring.attacks import pgd
 @dataclass(frozen=True)
 class Trained:
     model: nn.Module
-    x: Tensor  # 200 digits it has not seen
+    x: Tensor  # 200 held-out digits
     y: Tensor
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread():
-    """Such small models are slower with two."""
+    """Networks this small are slower with several threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -52,7 +52,7 @@ def trained() -> Trained:
 
 @pytest.fixture
 def untouched(trained: Trained):
-    """A test may neither move the global random state nor leave a trace in the model."""
+    """A test must not change the global random state or the model."""
     before = torch.get_rng_state()
     yield
     assert torch.equal(before, torch.get_rng_state())

@@ -6,7 +6,7 @@ from pyautoattack import AutoAttack
 from torch import nn
 
 from sparring.attacks.autoattack import Claim
-from sparring.evaluation import autoattack as ensembling
+from sparring.evaluation import autoattack as module
 from sparring.evaluation import evaluate
 
 EPS = 0.1
@@ -22,11 +22,11 @@ def batch(n: int = 40):
     x = torch.rand(n, 1, 4, 4, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         y = net()(x).argmax(1)
-    y[::10] = (y[::10] + 1) % 10  # some are wrong to begin with
+    y[::10] = (y[::10] + 1) % 10  # some are misclassified without attack
     return x, y
 
 
-def test_the_verdicts_are_those_of_the_package_alone():
+def test_the_verdicts_equal_those_of_pyautoattack():
     model, (x, y) = net(), batch(15)
     package = AutoAttack(net().requires_grad_(False), eps=EPS, device="cpu", seed=0)
     with torch.random.fork_rng():
@@ -56,7 +56,7 @@ class Noisy(nn.Module):
         return self.net(x) + 0.01 * torch.randn(len(x), 10)
 
 
-def test_a_stochastic_model_gets_the_version_for_it():
+def test_a_stochastic_model_is_attacked_by_the_rand_version():
     x, y = batch(12)
     record = evaluate(Noisy(), x, y, "autoattack", eps=EPS, doubts=False)["autoattack"]
     assert record.detail["version"] == "rand"
@@ -65,7 +65,7 @@ def test_a_stochastic_model_gets_the_version_for_it():
 
 @pytest.fixture
 def played(monkeypatch):
-    """A package that finds what it is told to: {part: examples}, told apart by their first pixel."""
+    """A fake pyautoattack that breaks the examples in `breaks`, {part: examples}, numbered by their first pixel."""
     calls: list[tuple[str, bool, list[int]]] = []
     breaks: dict[str, dict[bool, set[int]]] = {}
 
@@ -74,17 +74,17 @@ def played(monkeypatch):
         numbers = x[:, 0, 0, 0].mul(100).round().int().tolist()
         calls.append((name, exact, numbers))
         claimed = torch.tensor([number in breaks.get(name, {}).get(exact, set()) for number in numbers])
-        # A pixel of exactly 1 in the corner is what the model below is fooled by.
+        # A pixel of exactly 1 in the corner fools the model below.
         x_adv = x.clone()
         x_adv[claimed, 0, 3, 3] = 1.0 if exact else 0.99
         return Claim(x_adv, claimed)
 
-    monkeypatch.setattr(ensembling, "attack_part", part)
+    monkeypatch.setattr(module, "attack_part", part)
     return calls, breaks
 
 
 class Corner(nn.Module):
-    """Right unless the corner is 1. In bf16 it would already be wrong at 0.99: the claim is not confirmed."""
+    """Correct unless the corner is 1. The fake attack claims success at 0.99 in bf16, which fp32 does not confirm."""
 
     def __init__(self):
         super().__init__()
@@ -101,7 +101,7 @@ def corner_images(n: int = 10):
     return x, torch.zeros(n, dtype=torch.int64)
 
 
-def test_only_what_stands_is_attacked(played):
+def test_only_unbroken_examples_are_attacked(played):
     calls, breaks = played
     breaks["apgd-ce"] = {True: {1, 2}}
     breaks["fab-t"] = {True: {5}}
@@ -112,7 +112,7 @@ def test_only_what_stands_is_attacked(played):
     assert seen["square"] == [0, 3, 4, 6, 7, 8, 9]
 
 
-def test_a_bf16_success_that_fp32_does_not_confirm_is_tried_again_in_fp32(played, tmp_path):
+def test_a_bf16_success_that_fp32_does_not_confirm_is_repeated_in_fp32(played, tmp_path):
     calls, breaks = played
     breaks["apgd-ce"] = {False: {1, 2, 3}, True: {2}}  # all three broken in bf16 only; fp32 finds a real break of 2
     given = {"eps": EPS, "doubts": False, "precision": "bf16", "store": tmp_path}
@@ -122,37 +122,37 @@ def test_a_bf16_success_that_fp32_does_not_confirm_is_tried_again_in_fp32(played
     assert [ns for part, exact, ns in calls if part == "apgd-t"] == [[0, 1, 3, 4, 5, 6, 7, 8, 9]]
     assert record.detail["retried_in_fp32"] == 3
     again = evaluate(Corner(), *corner_images(), "autoattack", **given)["autoattack"]
-    assert again.detail["retried_in_fp32"] == 3  # by an earlier sitting
+    assert again.detail["retried_in_fp32"] == 3
 
 
-def test_what_the_bf16_copy_gets_wrong_naturally_is_attacked_in_fp32(played, monkeypatch):
+def test_examples_that_only_bf16_misclassifies_are_attacked_in_fp32(played, monkeypatch):
     calls, breaks = played
     breaks["apgd-ce"] = {True: {4}}
-    real = ensembling._seen_right
-    monkeypatch.setattr(ensembling, "_seen_right", lambda model, x, y: real(model, x, y) & (x[:, 0, 0, 0] != 0.04))
+    real = module._seen_right
+    monkeypatch.setattr(module, "_seen_right", lambda model, x, y: real(model, x, y) & (x[:, 0, 0, 0] != 0.04))
     given = {"eps": EPS, "doubts": False, "precision": "bf16"}
     record = evaluate(Corner(), *corner_images(), "autoattack", **given)["autoattack"]
     assert ("apgd-ce", True, [4]) in calls
     assert not record.correct[4] and record.correct.sum() == 9
 
 
-def test_killed_and_resumed(played, tmp_path, monkeypatch):
+def test_an_interrupted_autoattack_continues(played, tmp_path, monkeypatch):
     calls, breaks = played
     breaks["apgd-ce"] = {True: {1}}
     breaks["fab-t"] = {True: {8}}
-    playing = ensembling.attack_part
+    playing = module.attack_part
 
     def dies(name, *args, **kwargs):
         if name == "fab-t" and len([c for c in calls if c[0] == "fab-t"]) == 1:
             raise KeyboardInterrupt
         return playing(name, *args, **kwargs)
 
-    monkeypatch.setattr(ensembling, "attack_part", dies)
+    monkeypatch.setattr(module, "attack_part", dies)
     given = {"eps": EPS, "doubts": False, "batch_size": 5, "store": tmp_path}
     with pytest.raises(KeyboardInterrupt):
         evaluate(Corner(), *corner_images(), "autoattack", **given)
     calls.clear()
-    monkeypatch.setattr(ensembling, "attack_part", playing)
+    monkeypatch.setattr(module, "attack_part", playing)
     record = evaluate(Corner(), *corner_images(), "autoattack", **given)["autoattack"]
     assert [n for n, right in enumerate(record.correct) if not right] == [1, 8]
     assert [(name, ns) for name, _, ns in calls] == [

@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 from sparring.errors import UserError
-from sparring.evaluation import Climb, Part, Protocol, evaluate
+from sparring.evaluation import Part, PGDAttack, Protocol, evaluate
 from sparring.evaluation import evaluator as measuring
 from sparring.evaluation.cache import fingerprint
 
-PROTOCOL = Protocol("p", "", 0.15, (Climb("pgd3", 3, Part(2)), Climb("cw3", 3, Part(2), loss="cw")))
+PROTOCOL = Protocol("p", "", 0.15, (PGDAttack("pgd3", 3, Part(2)), PGDAttack("cw3", 3, Part(2), loss="cw")))
 
 
 def run(trained, store, **more):
@@ -26,14 +26,14 @@ def run(trained, store, **more):
 
 @pytest.fixture
 def climbs(monkeypatch):
-    """How many batches were attacked."""
+    """One entry per attacked batch."""
     calls = []
     real = measuring.pgd_from
     monkeypatch.setattr(measuring, "pgd_from", lambda *a, **k: calls.append(1) or real(*a, **k))
     return calls
 
 
-def test_what_is_known_is_not_computed_again(trained, tmp_path, climbs):
+def test_known_verdicts_are_not_computed_again(trained, tmp_path, climbs):
     first = run(trained, tmp_path)
     assert len(climbs) == 2 * 2 * 4
     climbs.clear()
@@ -45,7 +45,7 @@ def test_what_is_known_is_not_computed_again(trained, tmp_path, climbs):
     assert len(climbs) == 2 * 4  # only the third seed
 
 
-def test_an_interrupted_evaluation_continues_where_it_was(trained, tmp_path, monkeypatch):
+def test_an_interrupted_evaluation_continues(trained, tmp_path, monkeypatch):
     whole = run(trained, None)
     real, calls = measuring.pgd_from, []
 
@@ -67,7 +67,7 @@ KILLED = """
 import sys, time, torch
 from pathlib import Path
 from torch import nn
-from sparring.evaluation import Climb, Part, Protocol, evaluate
+from sparring.evaluation import PGDAttack, Part, Protocol, evaluate
 class Slow(nn.Module):
     def __init__(self):
         super().__init__()
@@ -79,17 +79,17 @@ class Slow(nn.Module):
         return self.fc(x.flatten(1))
 x = torch.arange(400.0).view(100, 1, 2, 2).cos().abs()
 y = torch.arange(100) % 3
-p = Protocol("p", "", 0.1, (Climb("pgd3", 3, Part(2)),))
+p = Protocol("p", "", 0.1, (PGDAttack("pgd3", 3, Part(2)),))
 r = evaluate(Slow(), x, y, p, batch_size=2, store=Path(sys.argv[1]), doubts=False)
 print(r["pgd3"].correct.tolist())
 """
 
 
-def test_a_killed_evaluation_continues_where_it_was(tmp_path, monkeypatch):
+def test_a_killed_evaluation_continues(tmp_path, monkeypatch):
     process = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path), "0.01"])
     deadline = time.monotonic() + 60
     try:
-        while time.monotonic() < deadline and _judged(tmp_path) < 10:
+        while time.monotonic() < deadline and process.poll() is None and _judged(tmp_path) < 10:
             time.sleep(0.02)
         process.send_signal(signal.SIGKILL)
         assert process.wait() == -signal.SIGKILL
@@ -104,7 +104,7 @@ def test_a_killed_evaluation_continues_where_it_was(tmp_path, monkeypatch):
 
 
 def _here(folder, monkeypatch):
-    """The same script in this process: a second interpreter would take seconds to start."""
+    """The same script in this process: another interpreter would take seconds to start."""
     monkeypatch.setattr(sys, "argv", ["", str(folder), "0"])
     scope: dict = {}
     with torch.random.fork_rng():
@@ -131,7 +131,7 @@ def test_another_model_or_other_images_are_not_mixed_in(trained, tmp_path, climb
     assert len(climbs) == 8 + 4 + 8 + 8
 
 
-def test_the_fingerprint_knows_weights_structure_images_and_labels(trained):
+def test_the_fingerprint_covers_weights_structure_images_and_labels(trained):
     one = fingerprint(trained.model, trained.x, trained.y)
     assert one == fingerprint(copy.deepcopy(trained.model), trained.x.clone(), trained.y.clone())
     assert one != fingerprint(nn.Sequential(trained.model), trained.x, trained.y)
@@ -144,10 +144,10 @@ def test_a_damaged_file_is_named(trained, tmp_path, size):
     run(trained, tmp_path)
     damaged = next(tmp_path.glob("*/cw3-*.npz"))
     damaged.write_bytes(damaged.read_bytes()[:size])
-    with pytest.raises(UserError, match="is not a whole file of verdicts"):
+    with pytest.raises(UserError, match=r"is damaged\. Delete it"):
         run(trained, tmp_path)
 
 
 def test_a_plain_function_cannot_be_stored(trained, tmp_path):
-    with pytest.raises(UserError, match=r"nn\.Module only"):
+    with pytest.raises(UserError, match=r"only the evaluation of an nn\.Module can be resumed"):
         evaluate(lambda x: trained.model(x), trained.x, trained.y, PROTOCOL, store=tmp_path, doubts=False)

@@ -63,7 +63,7 @@ def test_a_file_and_several_protocols(folder):
         (["--precision", "fp8"], "precision"),
     ],
 )
-def test_what_the_user_can_mend_is_one_line(folder, more, says):
+def test_user_errors_are_one_line(folder, more, says):
     import numpy as np
 
     for name, shape, classes in (("colour", (8, 8, 3), 10), ("few", (8, 8, 1), 3), ("large", (12, 12, 1), 10)):
@@ -82,7 +82,7 @@ def test_missing_and_foreign_files(folder):
         run(words(folder / "text.pth"))
 
 
-def test_a_file_that_does_not_say_its_data(folder, trained):
+def test_a_file_without_its_data_set_needs_data(folder, trained):
     torch.save(trained.model.state_dict(), folder / "plain.pt")
     with pytest.raises(UserError, match="Give it: --data cifar10"):
         run(words(folder / "plain.pt", "--model", "tiny_cnn"))

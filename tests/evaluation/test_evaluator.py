@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 import io
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -12,9 +13,9 @@ from torch import nn
 
 from sparring.attacks import ball, pgd
 from sparring.errors import RunFailed, UserError
-from sparring.evaluation import PROTOCOLS, Climb, Part, Protocol, Result, evaluate
+from sparring.evaluation import PROTOCOLS, Part, PGDAttack, Protocol, Result, evaluate
 from sparring.evaluation import evaluator as measuring
-from sparring.evaluation.sanity import checks as doubting
+from sparring.evaluation.sanity import measure
 
 pytestmark = pytest.mark.usefixtures("untouched")
 EPS = 0.15
@@ -22,10 +23,10 @@ SMALL = Protocol(
     "small",
     "a few steps",
     EPS,
-    (Climb("fgsm", 1, Part(1)), Climb("pgd5", 5, Part(4)), Climb("cw5", 5, Part(4), loss="cw"),
-     Climb("pgd5-2eps", 5, Part(4), times_eps=2.0)),
+    (PGDAttack("fgsm", 1, Part(1)), PGDAttack("pgd5", 5, Part(4)), PGDAttack("cw5", 5, Part(4), loss="cw"),
+     PGDAttack("pgd5-2eps", 5, Part(4), times_eps=2.0)),
 )  # fmt: skip
-FIXED = Protocol("fixed", "no randomness", EPS, (Climb("pgd5", 5, Part(4), start=None),))
+FIXED = Protocol("fixed", "no randomness", EPS, (PGDAttack("pgd5", 5, Part(4), start=None),))
 
 
 def run(trained, protocol=SMALL, **more) -> Result:
@@ -38,7 +39,7 @@ def same(one: Result, other: Result) -> bool:
     )
 
 
-def test_accuracy_is_that_of_the_final_iterate(trained):
+def test_accuracy_is_taken_at_the_final_iterate(trained):
     result = run(trained, FIXED)
     x_adv = pgd(trained.model, trained.x, trained.y, eps=EPS, step_size=EPS / 4, steps=5, start=None)
     with torch.no_grad():
@@ -50,30 +51,30 @@ def test_accuracy_is_that_of_the_final_iterate(trained):
 
 
 class Ledge(nn.Module):
-    """One pixel, two classes. Class 0 wins below 0.1 only; from 0.4 the margin loss climbs down, onto the ledge."""
+    """One pixel, two classes. Class 0 wins below 0.1 only, and from 0.4 the margin loss increases downwards."""
 
     def forward(self, x):
         value = x.flatten(1)[:, 0]
         return torch.stack([torch.where(value < 0.1, 1.0 + 0 * value, value), 0.5 + 0 * value], dim=1)
 
 
-def test_an_attack_may_cure_and_the_worst_case_remembers():
-    """Wrong naturally, right where the attack ends: right for the attack (authors' code), wrong in the worst case."""
-    jump = Protocol("jump", "", 0.5, (Climb("down", 1, 0.5, loss="cw", start=None),))
+def test_an_example_corrected_by_an_attack_is_still_wrong_in_the_worst_case():
+    """Wrong without attack, correct at the final iterate: correct for the attack, as in the authors' code."""
+    jump = Protocol("jump", "", 0.5, (PGDAttack("down", 1, 0.5, loss="cw", start=None),))
     result = evaluate(Ledge(), torch.full((1, 1, 1, 1), 0.4), torch.tensor([0]), jump, doubts=False)
     assert not result["natural"].correct.item()
     assert result["down"].correct.item()
     assert not result["worst"].correct.item()
 
 
-def test_the_worst_case_is_per_example_and_stays_inside_the_ball(trained):
+def test_the_worst_case_is_per_example_and_inside_the_ball(trained):
     result = run(trained, seeds=2)
     inside = ["natural", "fgsm", "pgd5", "cw5"]
-    runs = [one.correct for name in inside for one in result[name].runs]
+    runs = [one.correct for name in inside for one in result[name].repeats]
     assert torch.equal(result.worst_case.correct, torch.stack(runs).all(0))
     assert result["worst"] is result.worst_case and result["worst"].detail["over"] == inside
     assert result["worst"].accuracy <= min(result[name].worst for name in inside)
-    assert result["pgd5-2eps"].accuracy < result["worst"].accuracy  # a larger ball, which says nothing about this one
+    assert result["pgd5-2eps"].accuracy < result["worst"].accuracy  # a larger ball, not part of this worst case
 
 
 def test_protocols_of_different_radius_have_their_own_worst_case(trained):
@@ -94,7 +95,7 @@ def test_shared_attacks_are_computed_once(trained, monkeypatch):
 
 
 @pytest.mark.parametrize("batch", [7, 64])
-def test_verdicts_do_not_depend_on_the_batch_size_nor_on_what_follows(trained, batch):
+def test_verdicts_do_not_depend_on_batch_size_or_limit(trained, batch):
     model = copy.deepcopy(trained.model).double()
     given = {"x": trained.x[:80].double(), "y": trained.y[:80], "protocol": SMALL, "restarts": 2, "doubts": False}
     whole = evaluate(model, **given)
@@ -108,14 +109,14 @@ def test_seeds_give_mean_and_spread(trained):
     result = run(trained, [SMALL, FIXED], seeds=3, seed=5)
     record = result["pgd5@small"]
     assert record.seeds == (5, 6, 7) and record.seed == 5
-    accuracies = torch.tensor([one.accuracy for one in record.runs], dtype=torch.float64)
+    accuracies = torch.tensor([one.accuracy for one in record.repeats], dtype=torch.float64)
     assert record.accuracy == pytest.approx(accuracies.mean().item())
     assert record.spread == pytest.approx(accuracies.std().item())
     assert record.worst <= accuracies.min()
-    assert not all(torch.equal(record.runs[0].correct, one.correct) for one in record.runs)
+    assert not all(torch.equal(record.repeats[0].correct, one.correct) for one in record.repeats)
     assert result["pgd5@fixed"].seeds == (5,) and result["pgd5@fixed"].spread is None
     again = run(trained, SMALL, seed=6)
-    assert torch.equal(again["pgd5"].correct, record.runs[1].correct)
+    assert torch.equal(again["pgd5"].correct, record.repeats[1].correct)
 
 
 def test_restarts_can_only_break_more(trained):
@@ -127,8 +128,10 @@ def test_restarts_can_only_break_more(trained):
 
 def test_bf16_gradients_and_fp32_verdicts(trained, monkeypatch):
     judged = []
-    real = measuring.stands
-    monkeypatch.setattr(measuring, "stands", lambda model, x, y: judged.append((model, x.dtype)) or real(model, x, y))
+    real, kept = measuring.is_correct, judged.append
+    monkeypatch.setattr(
+        measuring, "is_correct", lambda model, x, y: judged.append((model, x.dtype)) or real(model, x, y)
+    )
     fp32, bf16 = run(trained), run(trained, precision="bf16")
     assert all(model is trained.model and dtype == torch.float32 for model, dtype in judged)
     assert torch.equal(fp32["natural"].correct, bf16["natural"].correct)
@@ -165,7 +168,7 @@ def test_works_under_no_grad_and_inference_mode(trained):
         assert same(plain, run(trained))
 
 
-def test_every_record_says_what_was_run(trained):
+def test_every_result_records_its_settings(trained):
     record = run(trained, restarts=2)["pgd5"]
     facts = (record.n, record.eps, record.steps, record.step_size, record.loss, record.start, record.restarts)
     assert facts == (200, EPS, 5, EPS / 4, "ce", "uniform", 2)
@@ -191,12 +194,12 @@ def test_the_table_fits_a_terminal(trained):
     assert "…" not in text and "pgd5-2eps" in text and "5 of 0.0375" in text and "± seeds" in text and "uniform" in text
 
 
-def test_an_unknown_record_is_named(trained):
+def test_an_unknown_attack_suggests_the_nearest(trained):
     with pytest.raises(KeyError, match="Did you mean 'pgd5'"):
         run(trained)["pgd"]
 
 
-def test_quick_takes_few_images(trained):
+def test_quick_is_limited_to_500_images(trained):
     x, y = trained.x.repeat(3, 1, 1, 1), trained.y.repeat(3)
     assert evaluate(trained.model, x, y, "quick", doubts=False).n == 500
     assert evaluate(trained.model, x, y, "quick", doubts=False, limit=550).n == 550
@@ -215,7 +218,7 @@ def test_a_batch_that_does_not_fit_is_halved(trained):
             return self.inner(x)
 
     assert same(run(trained), evaluate(Tight(30), trained.x, trained.y, SMALL, doubts=False))
-    assert evaluate(Tight(30), trained.x, trained.y, SMALL).n == len(trained.x)  # neither do its doubts lose it
+    assert evaluate(Tight(30), trained.x, trained.y, SMALL).n == len(trained.x)  # the checks halve theirs, too
     with pytest.raises(RunFailed, match="do not fit into the memory"):
         evaluate(Tight(0), trained.x, trained.y, SMALL, doubts=False)
 
@@ -239,7 +242,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("given", "says"), REFUSED, ids=[says[:20] for _, says in REFUSED])
-def test_what_cannot_be_meant_is_refused_in_one_line(trained, given, says):
+def test_bad_arguments_are_refused_in_one_line(trained, given, says):
     default = {"x": trained.x[:4], "y": trained.y[:4], "protocol": FIXED, "doubts": False}
     with pytest.raises(UserError) as refused:
         evaluate(trained.model, **{**default, **given})
@@ -253,15 +256,15 @@ def test_half_precision_weights_are_refused(trained):
 
 def test_the_final_point_is_in_the_ball(trained, monkeypatch):
     points = []
-    real = measuring.stands
-    monkeypatch.setattr(measuring, "stands", lambda model, x, y: points.append(x) or real(model, x, y))
+    real = measuring.is_correct
+    monkeypatch.setattr(measuring, "is_correct", lambda model, x, y: points.append(x) or real(model, x, y))
     run(trained, replace(FIXED, attacks=PROTOCOLS["dat"].attacks[:2]))
     for x_adv in points[1:]:
         assert torch.equal(x_adv, ball.project(x_adv, trained.x, EPS))
         assert (x_adv - trained.x).abs().max() <= EPS + 1e-6
 
 
-def test_doubts_are_told_beside_the_numbers(trained):
+def test_doubts_are_part_of_the_result(trained):
     class Sure(nn.Module):
         """Probabilities where logits are expected."""
 
@@ -275,13 +278,15 @@ def test_doubts_are_told_beside_the_numbers(trained):
     console = Console(width=200, file=io.StringIO())
     console.print(result.table())
     assert "Doubt: probabilities-not-logits" in console.file.getvalue()
+    assert "\n  sparring evaluate --explain probabilities-not-logits\n" in re.sub(" +\n", "\n", console.file.getvalue())
+    assert result.doubts[0]["page"] == f"sparring evaluate --explain {result.doubts[0]['name']}"
 
 
-def test_doubts_are_looked_for_among_what_the_worst_case_counts_as_standing(trained, monkeypatch):
-    """Two attacks of one name and one radius: the doubts compare the first, and yet the second broke images."""
+def test_the_sanity_checks_get_the_worst_case_too(trained, monkeypatch):
+    """Of two attacks with one name the checks compare the first, but images that the second broke count as broken."""
     given = []
-    monkeypatch.setattr(doubting, "doubts", lambda *args, correct, **more: given.append(correct) or [])
-    result = evaluate(trained.model, trained.x, trained.y, ["dat", "mart"], eps=0.1)
+    monkeypatch.setattr(measure, "doubts", lambda *args, correct, **more: given.append(correct) or [])
+    result = evaluate(trained.model, trained.x[:50], trained.y[:50], ["dat", "mart"], eps=0.1)
     assert result["pgd20@dat"].name != result["pgd20@mart"].name
     assert torch.equal(given[0]["pgd20"], result["pgd20@dat"].correct)
     assert torch.equal(given[0]["worst"], result["worst"].correct)

@@ -10,11 +10,11 @@ from sparring import models
 from sparring.engine.attack.replay import Replayed
 from sparring.evaluation.gradient_model import gradient_model
 from sparring.evaluation.subject import prepare
-from sparring.evaluation.verdicts import exact, stands
+from sparring.evaluation.verdicts import exact, is_correct
 
 
-def awake(model: nn.Module) -> nn.Module:
-    """Batch-norms as training leaves them: statistics and weights that matter."""
+def with_statistics(model: nn.Module) -> nn.Module:
+    """Random batch-norm statistics and weights, so that folding them wrongly changes the output."""
     generator = torch.Generator().manual_seed(0)
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
@@ -26,10 +26,10 @@ def awake(model: nn.Module) -> nn.Module:
 def build(name: str, **more) -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return awake(models.build(name, num_classes=10, **more))
+        return with_statistics(models.build(name, num_classes=10, **more))
 
 
-def test_bf16_gradients_point_the_same_way(trained):
+def test_bf16_gradients_have_the_same_direction(trained):
     before = copy.deepcopy(trained.model.state_dict())
     fast = gradient_model(trained.model, trained.x[:16], precision="bf16")
 
@@ -46,7 +46,7 @@ def test_bf16_gradients_point_the_same_way(trained):
 
 
 def test_the_first_layer_stays_fp32():
-    """Two pixels that bf16 cannot tell apart."""
+    """Two pixels that are equal in bf16."""
     model = nn.Sequential(nn.Flatten(), nn.Linear(1, 2), nn.ReLU(), nn.Linear(2, 2)).eval()
     with torch.no_grad():
         model[1].weight.copy_(torch.tensor([[1000.0], [0.0]]))
@@ -57,7 +57,7 @@ def test_the_first_layer_stays_fp32():
     assert not torch.equal(near, far)
 
 
-def test_a_model_that_reaches_into_its_layers_still_runs():
+def test_a_model_that_reads_its_layers_weights_still_runs():
     class Tied(nn.Module):
         def __init__(self):
             super().__init__()
@@ -73,7 +73,7 @@ def test_a_model_that_reaches_into_its_layers_still_runs():
     assert gradient_model(lambda x: x.flatten(1), x, precision="bf16")(x).shape == (4, 9)
 
 
-def test_verdicts_are_exact_and_settings_come_back():
+def test_verdicts_are_exact_and_settings_are_restored():
     seen = []
 
     def model(x):
@@ -85,7 +85,7 @@ def test_verdicts_are_exact_and_settings_come_back():
     torch.backends.cudnn.allow_tf32 = True
     try:
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            right = stands(model, torch.eye(3), torch.tensor([0, 1, 1]))
+            right = is_correct(model, torch.eye(3), torch.tensor([0, 1, 1]))
             assert (torch.eye(3) @ torch.eye(3)).dtype == torch.bfloat16
         assert torch.get_float32_matmul_precision() == "high" and torch.backends.cudnn.allow_tf32
         with pytest.raises(RuntimeError, match="stop"), exact(torch.device("cpu")):
@@ -98,13 +98,13 @@ def test_verdicts_are_exact_and_settings_come_back():
     assert right.tolist() == [True, True, False]
 
 
-def test_logits_that_are_no_numbers_are_wrong():
+def test_nan_logits_are_wrong():
     logits = torch.tensor([[torch.nan, 0.0], [0.0, 1.0]])
-    assert stands(lambda x: logits, torch.zeros(2, 1), torch.tensor([0, 1])).tolist() == [False, True]
+    assert is_correct(lambda x: logits, torch.zeros(2, 1), torch.tensor([0, 1])).tolist() == [False, True]
 
 
 class Viewed(nn.Module):
-    """Reshapes with view, which channels_last does not allow."""
+    """Reshapes with view, which fails on channels_last."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ class NormFirst(nn.Sequential):
 
 
 @pytest.mark.parametrize("make", [Viewed, NormFirst])
-def test_a_strangers_forward_is_served_one_way_or_the_other(make):
+def test_custom_forward_passes_get_bf16_gradients(make):
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = make().eval()
@@ -131,8 +131,8 @@ def test_a_strangers_forward_is_served_one_way_or_the_other(make):
     torch.autograd.grad(logits.sum(), x)
 
 
-def test_captures_make_room_for_a_batch_that_does_not_fit():
-    """What they hold nobody else can have: they are given back before a smaller batch is tried."""
+def test_captures_are_freed_when_a_batch_does_not_fit():
+    """Captures hold memory, so they are freed before a smaller batch is tried."""
     model = models.build("tiny_cnn", num_classes=10, channels=1, size=(8, 8)).eval()
     subject = prepare(model, torch.rand(6, 1, 8, 8), torch.zeros(6, dtype=torch.int64), precision="fp32", batch_size=6)
     subject.fast = Replayed(model)

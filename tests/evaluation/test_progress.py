@@ -1,4 +1,4 @@
-"""Where there is no terminal an evaluation says how far it is, a line a minute."""
+"""Without a terminal an evaluation reports its progress, a line a minute."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import threading
 import pytest
 import torch
 
-from sparring.evaluation import Climb, Part, Protocol, evaluate, progress
+from sparring.evaluation import Part, PGDAttack, Protocol, evaluate, progress
 
-PROTOCOL = Protocol("one", "", 0.1, (Climb("pgd2", 2, Part(4)),))
+PROTOCOL = Protocol("one", "", 0.1, (PGDAttack("pgd2", 2, Part(4)),))
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ class Waiting(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.calls += 1
-        patience = 1000  # ten seconds: a line that never comes is to fail, not to hang
+        patience = 1000  # ten seconds: a missing line fails the test instead of hanging it
         while self.calls > 5 and "pgd2" not in self.heard and patience:
             self.heard += self.capsys.readouterr().out
             threading.Event().wait(0.01)
@@ -35,32 +35,32 @@ class Waiting(torch.nn.Module):
         return self.model(x)
 
 
-def test_a_log_hears_how_far_an_attack_is_before_its_batch_is_done(trained, often, capsys):
+def test_progress_is_logged_before_a_batch_is_done(trained, often, capsys):
     model = Waiting(trained.model, capsys).eval()
     evaluate(model, trained.x[:40], trained.y[:40], PROTOCOL, batch_size=10, doubts=False, progress=True)
     lines = (model.heard + capsys.readouterr().out).splitlines()
     assert any(line.startswith("pgd2 seed 0: 0 of 40 images, after 0 min") for line in lines), lines
-    assert not [thread for thread in threading.enumerate() if thread.name.endswith("(tell)")]
+    assert not [thread for thread in threading.enumerate() if thread.name.endswith("(report)")]
 
 
-def test_so_does_whoever_waits_for_the_doubts(trained, often, capsys):
+def test_progress_is_logged_during_the_sanity_checks(trained, often, capsys):
     evaluate(trained.model, trained.x[:40], trained.y[:40], PROTOCOL, progress=True)
-    assert "looking for doubts, after 0 min" in capsys.readouterr().out
+    assert "sanity checks, after 0 min" in capsys.readouterr().out
 
 
-def test_what_is_not_asked_for_is_not_told(trained, often, capsys):
+def test_without_progress_nothing_is_printed(trained, often, capsys):
     evaluate(trained.model, trained.x[:40], trained.y[:40], PROTOCOL)
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_reader_that_has_gone_does_not_end_the_work(often, monkeypatch):
+def test_a_closed_pipe_does_not_stop_the_work(often, monkeypatch):
     def gone(*words, **options):
-        told.set()
+        tried.set()
         raise BrokenPipeError
 
-    told = threading.Event()
+    tried = threading.Event()
     monkeypatch.setattr("builtins.print", gone)
     with progress.meter(True) as task:
         task("pgd20", 100)(50)
-        assert told.wait(10)
-    assert not [thread for thread in threading.enumerate() if thread.name.endswith("(tell)")]
+        assert tried.wait(10)
+    assert not [thread for thread in threading.enumerate() if thread.name.endswith("(report)")]

@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from sparring.errors import UserError
-from sparring.evaluation.protocols import PROTOCOLS, Settings, find, plan, settle
+from sparring.evaluation.protocols import PROTOCOLS, Settings, find, settle, unique_attacks
 
 E8 = 8 / 255
 U = "uniform"
-# name, eps, then (attack, radius, steps, step size, loss): the table of facts.md section 5, number by number.
+# name, eps, start, then (attack, radius, steps, step size, loss): the numbers of the paper and its code.
 TABLE = [
     ("dat", 0.031, U, [("fgsm", 0.031, 1, 0.031, "ce"), ("pgd20", 0.031, 20, 0.00775, "ce"),
                        ("pgd100", 0.031, 100, 0.00775, "ce"), ("cw30", 0.031, 30, 0.00775, "cw")]),
@@ -31,7 +31,7 @@ TABLE = [
 
 
 @pytest.mark.parametrize(("name", "eps", "start", "attacks"), TABLE, ids=[row[0] for row in TABLE])
-def test_as_the_paper_and_its_code_say(name, eps, start, attacks):
+def test_settings_are_those_of_the_paper_and_its_code(name, eps, start, attacks):
     protocol = PROTOCOLS[name]
     assert protocol.eps == eps
     found = [(attack.name, settle(attack, eps=eps)) for attack in protocol.attacks]
@@ -44,28 +44,28 @@ def test_every_protocol_is_in_the_table():
     assert set(PROTOCOLS) == {row[0] for row in TABLE}
 
 
-def test_another_eps_moves_the_parts_and_leaves_the_numbers():
-    by_name = {one.name: one.settings for one in plan(find(["dat"]), eps=0.1)}
+def test_another_eps_scales_relative_step_sizes_only():
+    by_name = {one.name: one.settings for one in unique_attacks(find(["dat"]), eps=0.1)}
     assert by_name["fgsm"].step_size == 0.1 and by_name["pgd20"].step_size == 0.025
-    by_name = {one.name: one.settings for one in plan(find("figure"), eps=0.1)}
+    by_name = {one.name: one.settings for one in unique_attacks(find("figure"), eps=0.1)}
     assert by_name["pgd20"].step_size == 2 / 255 and by_name["pgd20-2eps"].eps == 0.2
 
 
-def test_shared_attacks_run_once_and_different_ones_are_told_apart():
-    planned = plan(find(["dat", "trades-random", "trades"]))
+def test_shared_attacks_run_once_and_different_ones_get_different_names():
+    planned = unique_attacks(find(["dat", "trades-random", "trades"]))
     assert [one.name for one in planned] == [
         "fgsm@dat", "pgd20@dat", "pgd100@dat", "cw30@dat",  # one step of eps from a random start: also Table 3's FGSM
         "pgd20@trades-random", "pgd100@trades-random", "cw30@trades-random",
         "fgsm@trades", "pgd20@trades", "pgd100@trades", "cw30@trades",
     ]  # fmt: skip
     assert planned[0].serves == (("fgsm", "dat"), ("fgsm", "trades-random"))
-    assert [one.name for one in plan(find(["dat", "autoattack"]))][-1] == "autoattack"
-    assert [one.name for one in plan(find("dat"))] == ["fgsm", "pgd20", "pgd100", "cw30"]
+    assert [one.name for one in unique_attacks(find(["dat", "autoattack"]))][-1] == "autoattack"
+    assert [one.name for one in unique_attacks(find("dat"))] == ["fgsm", "pgd20", "pgd100", "cw30"]
 
 
-def test_restarts_are_for_random_starts():
-    assert {one.settings.restarts for one in plan(find("dat"), restarts=5)} == {5}
-    assert {one.settings.restarts for one in plan(find("trades"), restarts=5)} == {1}
+def test_restarts_apply_to_random_starts_only():
+    assert {one.settings.restarts for one in unique_attacks(find("dat"), restarts=5)} == {5}
+    assert {one.settings.restarts for one in unique_attacks(find("trades"), restarts=5)} == {1}
 
 
 @pytest.mark.parametrize(
@@ -77,18 +77,18 @@ def test_restarts_are_for_random_starts():
         ("figure", 0.6, "radius of pgd20-2eps"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(names, eps, says):
+def test_bad_arguments_are_refused(names, eps, says):
     with pytest.raises(UserError) as refused:
-        plan(find(names), eps=eps)
+        unique_attacks(find(names), eps=eps)
     assert says in str(refused.value)
 
 
 def test_a_variant_is_one_replace():
     mine = replace(PROTOCOLS["mart"], name="mine", eps=0.05)
-    assert plan(find([mine]))[1].settings.step_size == 0.05 / 10
+    assert unique_attacks(find([mine]))[1].settings.step_size == 0.05 / 10
 
 
-def test_two_things_of_one_name_are_refused_and_not_dropped():
+def test_duplicate_names_are_refused():
     dat = PROTOCOLS["dat"]
     assert find([dat, "dat"]) == (dat,)
     with pytest.raises(UserError, match="two different protocols are called dat"):
@@ -96,5 +96,5 @@ def test_two_things_of_one_name_are_refused_and_not_dropped():
     pgd20 = dat.attacks[1]
     twice = replace(dat, attacks=(pgd20, replace(pgd20, steps=5)))
     with pytest.raises(UserError, match="protocol dat calls two different attacks pgd20"):
-        plan([twice])
-    assert [one.name for one in plan([replace(dat, attacks=(pgd20, pgd20))])] == ["pgd20"]
+        unique_attacks([twice])
+    assert [one.name for one in unique_attacks([replace(dat, attacks=(pgd20, pgd20))])] == ["pgd20"]

@@ -1,4 +1,4 @@
-"""Every network: its size, its cost, its keys, its shapes, and what an attack relies on."""
+"""Every network: its size, cost, keys and shapes, and what an attack relies on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from sparring.models import Normalize, build, count_parameters, forward_flops, list_models
 
-# shared/facts.md, section 4: parameters and forward GMAC at 3x32x32, 10 classes
+# Published parameters and forward GMAC at 3x32x32, 10 classes
 PUBLISHED = {
     "small_cnn": (1_639_282, 0.1335),
     "resnet18": (11_173_962, 0.5554),
@@ -20,7 +20,7 @@ PUBLISHED = {
     "wrn-58-10": (84_885_594, 12.3212),
     "wrn-40-4": (8_949_210, 1.2986),
 }
-LIGHT = ["tiny_cnn", "small_cnn", "resnet18", "wrn-10-1", "wrn-16-2"]  # one of each kind that a CPU runs in no time
+LIGHT = ["tiny_cnn", "small_cnn", "resnet18", "wrn-10-1", "wrn-16-2"]  # one of each kind, fast on a CPU
 
 
 def meta(name: str, num_classes: int = 10, channels: int = 3, size: tuple[int, int] = (32, 32)) -> nn.Module:
@@ -44,7 +44,7 @@ def test_tiny_cnn_is_tiny() -> None:
     assert count_parameters(build("tiny_cnn", num_classes=10, channels=1, size=(8, 8))) == 48_058
 
 
-def test_flops_grow_with_the_batch_and_leave_the_model_alone() -> None:
+def test_flops_grow_with_the_batch_and_leave_the_model_unchanged() -> None:
     model = build("resnet18", num_classes=10, size=(8, 8))
     before = {key: value.clone() for key, value in model.state_dict().items()}
     assert model.training
@@ -54,7 +54,7 @@ def test_flops_grow_with_the_batch_and_leave_the_model_alone() -> None:
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
 
 
-def test_flops_of_a_foreign_model() -> None:
+def test_flops_of_any_module() -> None:
     model = nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.Flatten(), nn.Linear(3 * 5 * 5, 4)).double()
     assert forward_flops(model, (1, 2, 5, 5)) == 2 * (2 * 3 * 9 * 25 + 75 * 4)
 
@@ -76,7 +76,7 @@ def test_the_smallest_size_runs(name: str, smallest: int) -> None:
     assert model(torch.rand(2, 2, smallest, smallest)).isfinite().all()
 
 
-def test_small_cnn_longhand() -> None:
+def test_small_cnn_equals_a_hand_written_forward() -> None:
     torch.manual_seed(0)
     model = build("small_cnn", num_classes=10).eval()
     x = torch.rand(2, 3, 32, 32)
@@ -99,8 +99,8 @@ def test_small_cnn_longhand() -> None:
     torch.testing.assert_close(model(x), F.linear(h, state["fc2.weight"], state["fc2.bias"]))
 
 
-def test_pooling_equals_the_peers_at_32x32() -> None:
-    """The peers average-pool 4x4 (ResNet-18) and 8x8 (WRN) windows; at 32x32 each is the whole map."""
+def test_pooling_equals_the_published_one_at_32x32() -> None:
+    """Published code average-pools 4x4 (ResNet-18) and 8x8 (WRN) windows; at 32x32 each is the whole map."""
     x = torch.rand(2, 3, 32, 32)
     for name, last, window, relu in (("resnet18", "layer4", 4, False), ("wrn-10-2", "bn1", 8, True)):
         model = build(name, num_classes=10).eval()
@@ -117,7 +117,7 @@ def test_wrn_32_and_34_are_the_same_network() -> None:
     assert [(key, value.shape) for key, value in one.items()] == [(key, value.shape) for key, value in other.items()]
 
 
-def test_wrn_keys_are_the_peers() -> None:
+def test_wrn_keys_are_the_published_ones() -> None:
     keys = list(meta("wrn-34-10").state_dict())
     weights = [key for key in keys if "running" not in key and "tracked" not in key]
     assert weights[:6] == [
@@ -134,7 +134,7 @@ def test_wrn_keys_are_the_peers() -> None:
     assert not any("Shortcut" in key for key in meta("wrn-10-1").state_dict() if key.startswith("block1"))
 
 
-def test_resnet_keys_are_the_peers() -> None:
+def test_resnet_keys_are_the_published_ones() -> None:
     keys = list(meta("resnet18").state_dict())
     assert {key.split(".")[0] for key in keys} == {"conv1", "bn1", "layer1", "layer2", "layer3", "layer4", "linear"}
     block = [key for key in keys if key.startswith("layer2.0.") and key.endswith("weight")]
@@ -143,7 +143,7 @@ def test_resnet_keys_are_the_peers() -> None:
     assert not any("shortcut" in key for key in keys if key.startswith(("layer1.", "layer2.1")))
 
 
-def test_small_cnn_keys_are_the_authors() -> None:
+def test_small_cnn_keys_are_those_of_the_authors() -> None:
     modules = {key.rsplit(".", 1)[0] for key in meta("small_cnn").state_dict()}
     pairs = [(block, index) for block in (1, 2, 3) for index in (1, 2)]
     expected = {f"block{b}_conv{i}" for b, i in pairs} | {f"batchnorm{b}_{i}" for b, i in pairs} | {"fc1", "fc2"}
@@ -167,7 +167,7 @@ def test_wrn_block_shares_the_activation_only_where_the_width_changes() -> None:
     torch.testing.assert_close(plain(x), branch(plain, plain.get_submodule("bn1")(x).relu()) + x)
 
 
-def test_wrn_initialisation_is_the_peers() -> None:
+def test_wrn_initialisation_is_the_published_one() -> None:
     torch.manual_seed(0)
     model = build("wrn-16-4", num_classes=10)
     for module in model.modules():
@@ -231,7 +231,7 @@ def test_normalisation_is_the_first_layer_and_keeps_the_keys(name: str) -> None:
     torch.testing.assert_close(normal(x), plain(by_hand))
 
 
-def test_a_step_of_eps_in_pixels_is_eps_over_std_behind_normalisation() -> None:
+def test_eps_in_pixels_is_eps_over_std_after_normalisation() -> None:
     layer = Normalize([0.4, 0.5], [0.2, 0.5])
     x, eps = torch.full((1, 2, 4, 4), 0.5), 8 / 255
     moved = layer(x + eps) - layer(x)

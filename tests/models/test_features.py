@@ -1,4 +1,4 @@
-"""Numbered layers: the right outputs, and nothing left behind."""
+"""Numbered layers: the right outputs, and no hooks left behind."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_wrn_40_4_layers_of_the_paper() -> None:
 
 @pytest.mark.parametrize("name", ["tiny_cnn", "small_cnn", "resnet18", "wrn-10-2"])
 @pytest.mark.parametrize("training", [False, True])
-def test_last_layer_is_the_logits_and_the_model_is_left_alone(name: str, training: bool) -> None:
+def test_the_last_layer_is_the_logits_and_the_model_is_unchanged(name: str, training: bool) -> None:
     torch.manual_seed(0)
     model = build(name, num_classes=6, size=(16, 16)).train(training)
     x = torch.rand(3, 3, 16, 16)
@@ -56,7 +56,7 @@ def test_last_layer_is_the_logits_and_the_model_is_left_alone(name: str, trainin
     assert hooks(model) == 0
 
 
-def test_small_cnn_taps_are_the_hand_computed_ones() -> None:
+def test_small_cnn_taps_equal_a_hand_written_forward() -> None:
     torch.manual_seed(0)
     model = build("small_cnn", num_classes=4, size=(16, 16)).eval()
     x = torch.rand(2, 3, 16, 16)
@@ -71,7 +71,7 @@ def test_small_cnn_taps_are_the_hand_computed_ones() -> None:
     torch.testing.assert_close(outputs[8], part("fc2")(seventh))
 
 
-def test_resnet_taps_are_the_hand_computed_ones() -> None:
+def test_resnet_taps_equal_a_hand_written_forward() -> None:
     torch.manual_seed(0)
     model = build("resnet18", num_classes=4, size=(8, 8)).eval()
     x = torch.rand(2, 3, 8, 8)
@@ -84,7 +84,7 @@ def test_resnet_taps_are_the_hand_computed_ones() -> None:
     torch.testing.assert_close(outputs[18], part("linear")(outputs[17].mean((2, 3))))
 
 
-def test_wrn_taps_are_the_hand_computed_ones() -> None:
+def test_wrn_taps_equal_a_hand_written_forward() -> None:
     torch.manual_seed(0)
     model = build("wrn-10-2", num_classes=4, size=(8, 8)).eval()
     x = torch.rand(2, 3, 8, 8)
@@ -124,13 +124,13 @@ def test_a_layer_out_of_range_is_refused(layer: int) -> None:
     assert hooks(model) == 0
 
 
-def test_a_compiled_model_is_tapped_through() -> None:
+def test_tap_works_on_a_compiled_model() -> None:
     model = build("tiny_cnn", num_classes=4, channels=1, size=(8, 8)).eval()
     x = torch.rand(2, 1, 8, 8)
     torch.testing.assert_close(tap(torch.compile(model, backend="eager"), 1, x), tap(model, 1, x))
 
 
-def test_foreign_models_are_refused_with_advice() -> None:
+def test_other_networks_are_refused_with_advice() -> None:
     with pytest.raises(UserError, match="forward hook"):
         layers(nn.Linear(2, 2))
 

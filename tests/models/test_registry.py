@@ -1,4 +1,4 @@
-"""Names, and refusals that end in the fix."""
+"""Names, and errors that end in the fix."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_listed_names_build_and_describe_themselves() -> None:
             build(name, num_classes=10)
 
 
-def test_any_wrn_by_pattern() -> None:
+def test_any_wrn_can_be_built_by_name() -> None:
     with torch.device("meta"):
         assert build("wrn-28-10", num_classes=10)(torch.empty(2, 3, 32, 32, device="meta")).shape == (2, 10)
     assert "4 blocks" in describe("wrn-28-10")
@@ -30,7 +30,7 @@ def test_any_wrn_by_pattern() -> None:
 @pytest.mark.parametrize(
     ("depth", "n"), [(8, 1), (10, 1), (16, 2), (28, 4), (32, 5), (34, 5), (40, 6), (58, 9), (56, 9)]
 )
-def test_both_conventions_of_depth(depth: int, n: int) -> None:
+def test_both_depth_conventions_of_a_wrn(depth: int, n: int) -> None:
     assert blocks_per_stage(depth) == n
 
 
@@ -68,7 +68,7 @@ def test_a_wrong_depth_names_the_nearest(depth: int, nearest: str) -> None:
         ({"normalize": ([0.5] * 3,)}, "mean, std"),
     ],
 )
-def test_refusals_say_what_to_do(given: dict[str, Any], said: str) -> None:
+def test_errors_say_what_to_do(given: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said):
         build(**{"name": "resnet18", "num_classes": 10, **given})
 

@@ -140,7 +140,7 @@ def test_what_gives_no_bound_is_refused():
 
     with pytest.raises(UserError, match=r"not finite on \d+ of 12 images"):
         estimate(Broken(), x, y, **NUMBERS)
-    with pytest.raises(UserError, match="a seed lies between 0 and"):
+    with pytest.raises(UserError, match="a seed must lie between 0 and"):
         estimate(linear(), x, y, **(NUMBERS | {"seed": -1}))
 
 

@@ -10,7 +10,7 @@ import torch
 
 from sparring.data import batches, load
 from sparring.errors import UserError
-from sparring.evaluation import Climb, Part, Protocol
+from sparring.evaluation import Part, PGDAttack, Protocol
 from sparring.paper import Bench, Stopped, carry_out, results, run
 from sparring.paper.collect import collect, notes
 from sparring.paper.plan import state, wanting
@@ -227,7 +227,7 @@ def test_a_table_also_has_the_best_epoch(tmp_path, monkeypatch):
 def test_autoattack_has_its_own_images(tmp_path, measured, monkeypatch):
     """AutoAttack itself takes minutes here: one step stands for it."""
     really = run.robustness.evaluate
-    stand_in = Protocol("autoattack", "", 8 / 255, (Climb("autoattack", 1, Part(1)),))
+    stand_in = Protocol("autoattack", "", 8 / 255, (PGDAttack("autoattack", 1, Part(1)),))
 
     def evaluate(model, x, y, protocol, **kwargs):
         return really(model, x, y, stand_in if protocol == "autoattack" else protocol, **{**kwargs, "doubts": False})

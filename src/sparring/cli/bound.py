@@ -17,7 +17,7 @@ from rich.table import Table
 from sparring import schedules
 from sparring.cli.arguments import parse
 from sparring.cli.console import Screen
-from sparring.cli.evaluate import data_word, of_a_run, open_results, open_subject, tell_classes
+from sparring.cli.evaluate import data_word, note_classes, of_a_run, open_results, open_subject
 from sparring.errors import UserError
 from sparring.paper.bound import SURROGATE, Bound, Estimate, Strongest, estimate
 from sparring.training import run_folder
@@ -88,7 +88,7 @@ def run(argv: list[str]) -> int:
     if 0 < n < _FEWEST:
         raise UserError(f"{n} test images: an interval needs at least {_FEWEST}.")
     asked = replace(asked, limit=None if asked.limit is not None and asked.limit >= len(images.test) else asked.limit)
-    tell_classes(images.test.y, n)
+    note_classes(images.test.y, n)
     eps = _radius(path) if asked.eps is None else asked.eps
     folder = open_results(path, out=asked.out, json=asked.json, file=f"{_name(asked)}.json")
     with _bar() as bar:

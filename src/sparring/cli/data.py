@@ -1,4 +1,4 @@
-"""`sparring data`: what is here, and how to get the rest."""
+"""`sparring data`: list the data sets, or fetch one."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ Examples:
 
 @dataclass(frozen=True)
 class Options:
-    """What to do."""
+    """What to do: list or fetch."""
 
     action: Annotated[Literal["list", "fetch"], tyro.conf.Positional] = "list"
-    """list what is here, or fetch a data set."""
+    """List the data sets, or fetch one."""
     name: Annotated[str | None, tyro.conf.Positional] = None
-    """Which data set to fetch."""
+    """The data set to fetch."""
     source: Path | None = None
     """An archive, file or folder you already have."""
     root: Path | None = None
@@ -39,24 +39,24 @@ class Options:
 
 
 def run(argv: list[str]) -> int:
-    """The command."""
+    """Run the command."""
     options = parse(Options, argv, prog="sparring data", description=DESCRIPTION)
     if options.action == "list":
-        table = Table("data", "here", box=None, pad_edge=False)
-        for title in ("where", "how to get it"):  # a path that is cut short is no path
+        table = Table("data", "present", box=None, pad_edge=False)
+        for title in ("where", "how to get it"):  # a truncated path is useless
             table.add_column(title, overflow="fold")
         for found in data.describe(root=options.root):
             table.add_row(found.name, "yes" if found.present else "no", found.where, found.how)
         Screen().print(table)
         return 0
     if options.name is None:
-        raise UserError(f"which data set? Write for example: sparring data fetch cifar10. {_FETCHABLE}")
+        raise UserError(f"no data set given. {_FETCHABLE} Write for example: sparring data fetch cifar10")
     began = time.time_ns()
     path = data.fetch(options.name, root=options.root, source=options.source)
-    print(f"{options.name} is here: {path}")
+    print(f"{options.name} is ready: {path}")
     if options.source is not None and path.is_file() and path.stat().st_mtime_ns < began - 10**9:
-        print(f"note: it was here already and is whole; {options.source} was not read.")
+        print(f"note: it was already present and is intact; {options.source} was not read.")
     return 0
 
 
-_FETCHABLE = f"Can be fetched: {', '.join(data.FETCHABLE)}."
+_FETCHABLE = f"Available: {', '.join(data.FETCHABLE)}."

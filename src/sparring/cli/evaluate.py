@@ -1,4 +1,4 @@
-"""`sparring evaluate`: a model, protocols; a table on the screen, JSON and verdicts in a folder."""
+"""`sparring evaluate`: run protocols on a model; a table on the screen, JSON and verdicts in a folder."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
+from rich.markdown import Markdown
+from rich.table import Table
 from torch import Tensor
 
 from sparring import data, schedules, weights
@@ -26,15 +28,18 @@ from sparring.errors import RunFailed, UserError
 from sparring.evaluation import PROTOCOLS, Result, evaluate
 from sparring.evaluation.protocols import find
 from sparring.evaluation.result import pixels
+from sparring.evaluation.sanity.checks import WHY
+from sparring.evaluation.sanity.explain import page
 from sparring.training import run_folder
 from sparring.training.checkpoint import read_facts, write_text
 
-DESCRIPTION = """How well a model withstands attack. A killed evaluation, started again, continues where it was.
+DESCRIPTION = """Measure how well a model withstands attack. The same command continues an interrupted evaluation.
 
 Examples:
   sparring evaluate runs/fat-digits-seed0
   sparring evaluate runs/x --protocol dat autoattack --limit 1000 --precision bf16
   sparring evaluate model.pth.tar --data cifar10 --protocol trades --seeds 3
+  sparring evaluate --explain zero-gradients
 
 Protocols:
 """ + "\n".join(f"  {protocol.name:14} {protocol.about}" for protocol in PROTOCOLS.values())
@@ -42,54 +47,67 @@ Protocols:
 
 @dataclass(frozen=True)
 class Arguments:
-    """What is evaluated, how, and where the results go."""
+    """What to evaluate, how, and where the results go."""
 
     path: Annotated[Path, tyro.conf.Positional]
     """A run folder, a .safetensors file, or a published .pt, .pth or .pth.tar."""
     protocol: tuple[str, ...] = ("dat",)
     """One or several protocols; attacks that they share run once."""
     data: str | None = None
-    """Test images: digits, cifar10, svhn, npz:FILE or folder:PATH. The data the run was trained on unless given."""
+    """Test images: digits, cifar10, svhn, npz:FILE or folder:PATH; the data set of the run unless given."""
     limit: int | None = None
-    """Only the first so many images."""
+    """Evaluate on the first LIMIT images only."""
     eps: float | None = None
-    """Another radius, in [0, 1] pixels (8/255); step sizes that are parts of eps follow."""
+    """Another radius, in [0, 1] pixels (8/255); step sizes given relative to eps scale with it."""
     seeds: int = 1
-    """Repeat attacks that start at random with so many seeds: mean and spread."""
+    """Repeat attacks with a random start for this many seeds: mean and standard deviation."""
     seed: int = 0
     """The first seed."""
     restarts: int | None = None
-    """Random starts per seed; an example counts as right if it stands them all."""
+    """Random starts per seed; an example counts as robust if it withstands all of them."""
     precision: Literal["fp32", "bf16"] = "fp32"
-    """Of the gradients: bf16 is for speed on a GPU. Verdicts are fp32 either way."""
+    """Precision of the gradients: bf16 is faster on a GPU. Verdicts are fp32 either way."""
     batch_size: int | None = None
-    """The most images at once; as many as fit unless given."""
+    """The largest batch; as many images as fit unless given."""
     compiled: bool = False
-    """torch.compile the bf16 copy of the model: on a GPU worth its start for AutoAttack."""
+    """torch.compile the bf16 copy of the model: worth the compile time for AutoAttack on a GPU."""
     doubts: bool = True
-    """Look for signs that the numbers mislead."""
+    """Check for signs that the numbers mislead."""
     device: str = "auto"
     """auto, cpu, cuda or cuda:N."""
     which: Literal["last", "best"] = "last"
     """The checkpoint of a run folder."""
     model: str | None = None
-    """Architecture, where the file neither says nor shows it."""
+    """The architecture, where it can be neither read nor identified."""
     mean: tuple[float, ...] = ()
-    """Means per channel that the model was trained with, where the file has no such layer."""
+    """Means per channel of the normalisation, where the file has no such layer."""
     std: tuple[float, ...] = ()
     """Standard deviations, likewise."""
     out: Path | None = None
     """Folder for results and verdicts; RUN/evaluation, or evaluation/NAME for a file."""
     json: Path | None = None
-    """Also write the JSON here."""
+    """Also write the JSON to this file."""
+    explain: str | None = None
+    """Print the page on a doubt and exit; `--explain list` lists the doubts. Needs no PATH."""
+
+
+@dataclass(frozen=True)
+class Explain:
+    """`--explain` alone, which needs no model."""
+
+    explain: str
+    """The name of a doubt, or list."""
 
 
 def run(argv: list[str]) -> int:
-    """The command."""
+    """Run the command."""
+    if any(word.partition("=")[0] == "--explain" for word in argv) and not {"-h", "--help"} & set(argv):
+        words = [*argv, "list"] if argv == ["--explain"] else argv
+        return _explain(parse(Explain, words, prog="sparring evaluate", description=DESCRIPTION).explain)
     asked = parse(Arguments, argv, prog="sparring evaluate", description=DESCRIPTION)
     path, which = of_a_run(asked.path, asked.which)
     asked = replace(asked, path=path, which=which, protocol=tuple(dict.fromkeys(asked.protocol)))
-    find(asked.protocol)  # a misspelt name is told before anything is read
+    find(asked.protocol)  # a misspelt name fails before anything is read
     loaded, spec, images = open_subject(
         path,
         which=which,
@@ -102,7 +120,7 @@ def run(argv: list[str]) -> int:
     folder = open_results(path, out=asked.out, json=asked.json, file=f"{_name(asked)}.json")
     own = [PROTOCOLS[name].limit for name in asked.protocol]
     own_limit = None if None in own else max(limit for limit in own if limit is not None)
-    tell_classes(images.test.y, asked.limit or own_limit or len(images.test))
+    note_classes(images.test.y, asked.limit or own_limit or len(images.test))
     try:
         result = evaluate(
             loaded.model,
@@ -129,19 +147,19 @@ def run(argv: list[str]) -> int:
             },
         )
     except KeyboardInterrupt:
-        raise RunFailed("stopped. The same command continues where it was.") from None
+        raise RunFailed("stopped. The same command continues where it stopped.") from None
     files = [folder / f"{_name(asked)}.json", *([asked.json] if asked.json else [])]
     kept, trouble = [], None
     for path in files:
         try:
             write_text(path, result.to_json())
             kept.append(path)
-        except (OSError, UserError) as error:  # what was measured is shown all the same
+        except (OSError, UserError) as error:  # the result is shown all the same
             trouble = error
     screen = Screen()
     screen.print(_measured(asked, result, len(images.test)), highlight=False, soft_wrap=True)
     screen.print(result.table())
-    _tell_radius(asked, {record.eps for record in result if record.eps})
+    _note_radius(asked, {record.eps for record in result if record.eps})
     for path in kept:
         print(f"wrote {path}")
     if trouble is not None:
@@ -149,8 +167,22 @@ def run(argv: list[str]) -> int:
     return 0
 
 
+def _explain(topic: str) -> int:
+    """Print the page on a doubt, or the list of doubts."""
+    screen = Screen()
+    if topic == "list":
+        table = Table("doubt", "why it matters", box=None, pad_edge=False)
+        for name, why in WHY.items():
+            table.add_row(name, why)
+        screen.print(table)
+        screen.print("\nThe page on one of them: sparring evaluate --explain NAME", highlight=False)
+        return 0
+    screen.print(Markdown(re.sub(r"\[([\w-]+)\]\(\1\.md\)", r"`\1`", page(topic))))
+    return 0
+
+
 def _measured(asked: Arguments, result: Result, images: int) -> str:
-    """What the table is about: the weights, the images, the protocols and the device."""
+    """The subject of the table: the weights, the images, the protocols and the device."""
     facts = result.about["facts"]
     stage = [f"{asked.which} checkpoint"] if asked.path.is_dir() else []
     stage += [] if facts.get("epoch") is None else [run_folder.stage(facts)]
@@ -161,21 +193,21 @@ def _measured(asked: Arguments, result: Result, images: int) -> str:
     return f"{model} on {result.n} of {images} test images of {data}; protocol {how}; {result.software['device']}"
 
 
-def _tell_radius(asked: Arguments, measured: set[float]) -> None:
-    """A run is often trained for another radius than a protocol measures at: that is no mistake, but worth a line."""
+def _note_radius(asked: Arguments, measured: set[float]) -> None:
+    """Print a note where the run was trained for another radius than the protocols use."""
     if asked.eps is not None:
         return
     try:
         trained = run_folder.open_run(asked.path).config.objective.radius
-    except UserError:  # no run, or one whose configuration cannot be read
+    except UserError:  # not a run, or its configuration cannot be read
         return
     if all(abs(eps - trained) > 1e-3 for eps in measured):
         eps = schedules.spell(trained)
-        print(f"note: trained for eps {eps}, measured at {max(measured):.4g}. There: --eps {eps}.")
+        print(f"note: trained for eps {eps}, measured at {max(measured):.4g}. To measure at {eps}: --eps {eps}.")
 
 
 def of_a_run(path: Path, which: weights.Which) -> tuple[Path, weights.Which]:
-    """The checkpoint of a run folder, named as a file, is the run's: other runs have files of the same name."""
+    """The run folder of a checkpoint that was named as a file: other runs have files of the same name."""
     own: dict[str, weights.Which] = {run_folder.LAST: "last", run_folder.BEST: "best"}
     if path.name in own and (path.parent / run_folder.CONFIG).is_file():
         return path.parent, own[path.name]
@@ -192,10 +224,10 @@ def open_subject(
     mean: tuple[float, ...],
     std: tuple[float, ...],
 ) -> tuple[weights.Loaded, str, Dataset]:
-    """What a command measures: the model, the name of its data set, the data set."""
+    """Open what a command measures: the model, the name of its data set, the data set."""
     if bool(mean) != bool(std):
-        raise UserError("--mean and --std go together: one number per channel in each.")
-    _tell_unfinished(path)
+        raise UserError("--mean and --std go together. Give both, one number per channel in each.")
+    _note_unfinished(path)
     loaded = weights.load(
         path,
         model=model,
@@ -206,17 +238,17 @@ def open_subject(
     for note in loaded.notes:
         print(f"note: {note}")
     if mean and "recipe" in loaded.facts:
-        raise UserError(f"{path} is Sparring's own and knows how it normalises. Leave out --mean and --std.")
+        raise UserError(f"{path} is Sparring's own file and contains its normalisation. Leave out --mean and --std.")
     spec = data_name or _where_now(path) or loaded.facts.get("data")
     if not isinstance(spec, str):
-        raise UserError(f"{path} does not say which data it was trained on. Give it: --data cifar10.")
+        raise UserError(f"{path} does not record which data it was trained on. Give it: --data cifar10.")
     try:
         images = data.load(spec)
     except UserError as error:
         if data_name is not None:
             raise
         raise UserError(
-            f"{error} ({path} was trained on {spec}; where that lies elsewhere now, say so with --data.)"
+            f"{error} ({path} was trained on {spec}; if that has moved, give its place with --data.)"
         ) from None
     _fit(loaded.facts["model"], images, path, sized="recipe" in loaded.facts)
     images = _for_testing(path, images, elsewhere=data_name is not None)
@@ -226,17 +258,17 @@ def open_subject(
 
 
 def _for_testing(path: Path, images: Dataset, *, elsewhere: bool) -> Dataset:
-    """The images; all of them, where nobody named test images and it is sure which were trained on."""
+    """The images to test on: all but the training images, where the data set has no test images of its own."""
     try:
         run = run_folder.open_run(path)
-    except UserError:  # no run, or one whose configuration cannot be read
+    except UserError:  # not a run, or its configuration cannot be read
         return images
     if not run.images or run.images == images.fingerprint:
         return images
     if not elsewhere:
         print(
-            f"note: the images of {images.name} have changed since {path} was trained; what it was trained on may be "
-            "among the test images now."
+            f"note: the images of {images.name} have changed since {path} was trained; the test images may include "
+            "images it was trained on."
         )
         return images
     if not images.carved:
@@ -244,43 +276,43 @@ def _for_testing(path: Path, images: Dataset, *, elsewhere: bool) -> Dataset:
     try:
         own = data.load(run.config.data)
     except UserError:
-        return images  # whether some were trained on cannot be told
+        return images  # the training images are unknown
     return data.whole(images, without=own.train) if own.fingerprint == run.images else images
 
 
 def _where_now(path: Path) -> str | None:
-    """The data of a run folder: its configuration knows where they were moved to, its checkpoints may not."""
+    """The data of a run folder: its configuration is updated when the data move, its checkpoints are not."""
     try:
         return run_folder.open_run(path).config.data
     except UserError:
         return None
 
 
-def tell_classes(y: Tensor, n: int) -> None:
-    """The first images of a sorted set are of the first classes alone; and a class may outweigh all others."""
+def note_classes(y: Tensor, n: int) -> None:
+    """Print a note where the first n images lack classes, or where one class dominates."""
     first = Counter(y[:n].tolist())
     every = len(set(y.tolist()))
     if len(first) < every:
         print(f"note: the first {n} of {len(y)} test images hold {len(first)} of {every} classes.")
     most = max(first.values(), default=0) / max(1, sum(first.values()))
     if len(first) > 1 and most >= max(0.5, 1.5 / len(first)):
-        print(f"note: {most:.1%} of these images are of one class: who always says it has that accuracy.")
+        print(f"note: {most:.1%} of these images are of one class: always predicting it reaches that accuracy.")
 
 
-def _tell_unfinished(path: Path) -> None:
-    """The weights of a run that has not come to its end can be measured; whoever does should know."""
-    with suppress(UserError):  # no run, or one whose configuration cannot be read: the weights may be good
+def _note_unfinished(path: Path) -> None:
+    """Print a note where the run has not finished training."""
+    with suppress(UserError):  # not a run, or its configuration cannot be read: the weights may be good
         epochs = run_folder.open_run(path).config.epochs
         done = read_facts(path / run_folder.LAST).get("epoch", 0)
         if done < epochs:
             again = shlex.join(["sparring", "train", "--out", str(path), "--resume"])
-            print(f"note: {path} has trained {done} of {epochs} epochs. To its end: {again}")
+            print(f"note: {path} has trained {done} of {epochs} epochs. To finish it: {again}")
 
 
 def open_results(path: Path, *, out: Path | None, json: Path | None, file: str) -> Path:
-    """The folder for results, made before the work, so that nothing is measured which cannot be kept.
+    """The folder for results, created before the work, so that nothing is measured that cannot be saved.
 
-    `file` is what will be written there: in a folder of the user's own it may not be another model's.
+    `file` is the result file; in a folder named by the user it must not belong to another model.
     """
     folder = out or _folder(path)
     make_folder(folder, "--out")
@@ -291,12 +323,12 @@ def open_results(path: Path, *, out: Path | None, json: Path | None, file: str) 
     if json:
         make_folder(json.parent, "--json")
         if json.is_dir():
-            raise UserError(f"{json} is a folder. Name a file: --json {json / 'result.json'}.")
+            raise UserError(f"{json} is a folder. Give a file: --json {json / 'result.json'}.")
     return folder
 
 
 def _refuse_others(folder: Path, path: Path, results: Iterable[Path]) -> None:
-    """Models of one name in two folders would write into one: what is there belongs to the first of them."""
+    """Refuse a folder with another model's results: models of the same name would share it."""
     for result in results:
         other = path
         with suppress(OSError, ValueError, KeyError, TypeError):
@@ -306,7 +338,7 @@ def _refuse_others(folder: Path, path: Path, results: Iterable[Path]) -> None:
 
 
 def _fit(model: dict[str, object], images: Dataset, path: Path, *, sized: bool) -> None:
-    """Refuse images that the model was not made for; of another size only where the file says its own (`sized`)."""
+    """Refuse images that do not fit the model; sizes are compared only where the file records its own (`sized`)."""
     for what, own, given in (
         ("classes", model.get("num_classes"), images.num_classes),
         ("colour channels", model.get("channels"), images.channels),
@@ -341,7 +373,7 @@ def _folder(path: Path) -> Path:
 
 
 def _name(asked: Arguments) -> str:
-    """A file name that tells evaluations apart: the protocols, and what was not left as it is."""
+    """A file name that distinguishes evaluations: the protocols, and every option that is not at its default."""
     parts = ["+".join(asked.protocol)]
     parts += [data_word(asked.data)] if asked.data is not None else []
     parts += [f"eps{schedules.spell(asked.eps)}"] if asked.eps is not None else []
@@ -355,17 +387,17 @@ def _name(asked: Arguments) -> str:
 
 
 def data_word(data: str) -> str:
-    """A data set in a file name: a path is cut short and told apart by a digest, for others read alike without it."""
+    """A data set in a file name: a path is shortened, and a digest keeps different paths apart."""
     word = re.sub(r"[^\w.=]+", "-", data)
     path = data.startswith(("folder:", "npz:")) or len(word) > 60
     return f"{word[:60]}-{hashlib.sha256(data.encode()).hexdigest()[:8]}" if path else word
 
 
 def make_folder(folder: Path, flag: str) -> None:
-    """Before the work, so that nothing is done which cannot be kept."""
+    """Create a folder for output before the work starts, so that nothing is computed that cannot be saved."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"cannot make the folder {folder}: {error.strerror}. Choose another with {flag}.") from None
+        raise UserError(f"cannot create the folder {folder}: {error.strerror}. Choose another with {flag}.") from None
     if not os.access(folder, os.W_OK):
         raise UserError(f"the folder {folder} is not writable. Choose another with {flag}.")

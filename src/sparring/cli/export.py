@@ -1,4 +1,4 @@
-"""`sparring export`: a trained model as files that others can load."""
+"""`sparring export`: write a trained model as files that other code can load."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from tyro.conf import Positional
 from sparring import weights
 from sparring.cli import arguments
 
-_DESCRIPTION = """Write a model as NAME.safetensors, which describes itself, and as NAME.pt, a plain state_dict with the
-key names of the published WRN and CIFAR ResNet.
+_DESCRIPTION = """Write a model as NAME.safetensors, with its architecture as metadata, and as NAME.pt, a plain
+state_dict with the key names of the published WRN and CIFAR ResNet.
 
 Example: sparring export runs/fat --which best --out export"""
 
 
 @dataclass(frozen=True)
 class Export:
-    """What to export, and where to."""
+    """What to export, and where."""
 
     run: Positional[Path]
     """A run folder, or a checkpoint (.safetensors, .pt, .pth, .pth.tar)."""
@@ -28,11 +28,11 @@ class Export:
     out: Path = Path("export")
     """The folder to write to."""
     sub_block1: bool = False
-    """Also write the part that TRADES' WRN class makes and never uses, so that it loads strictly."""
+    """Also write the sub_block1 that TRADES' WRN class has and never uses, so that it loads with strict=True."""
 
 
 def run(argv: list[str]) -> int:
-    """Export, say what was written, and how to load it."""
+    """Export, then print what was written and how to load it."""
     asked = arguments.parse(Export, argv, prog="sparring export", description=_DESCRIPTION)
     written = weights.export(asked.run, asked.out, which=asked.which, sub_block1=asked.sub_block1)
     for file in written.files:

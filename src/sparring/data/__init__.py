@@ -1,6 +1,6 @@
 """Data: from a name to uint8 images in memory, to batches on the device.
 
-`load` reads, `fetch` gets, `hold_out` parts, `batches` walks. No module here knows of attacks, objectives or training.
+`load` reads, `fetch` downloads, `hold_out` splits, `batches` iterates. Must not know attacks, objectives or training.
 """
 
 from sparring.data.augment import AUGMENTS

@@ -1,7 +1,7 @@
-"""Files by their base names, out of a folder or a tar archive, into memory.
+"""Read files by their base names from a folder or a tar archive into memory.
 
-Nothing is ever unpacked to disk, so a member cannot escape its folder whatever it is called. Links in an archive are
-not followed, and a member is not read beyond a limit. Must not know what the files mean.
+Nothing is unpacked to disk, so no member can escape its folder. Links in an archive are not followed, and a member is
+read only up to a limit. Must not know what the files mean.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _LARGEST = 64 * 2**20  # bytes; the largest file of CIFAR-10 has 31 MB
 
 
 def read_named(path: Path, wanted: Collection[str]) -> dict[str, bytes]:
-    """Those of the wanted files that are there: in the folder or one below it, or anywhere proper in the archive."""
+    """The wanted files that exist: in the folder or its subfolders, or anywhere in the archive."""
     if path.is_dir():
         return _from_folder(path, wanted)
     if path.is_file():
@@ -42,7 +42,7 @@ def _from_folder(folder: Path, wanted: Collection[str]) -> dict[str, bytes]:
 def _from_tar(path: Path, wanted: Collection[str]) -> dict[str, bytes]:
     found: dict[str, bytes] = {}
     try:
-        with tarfile.open(path, "r|*") as archive:  # one pass: going back in a compressed file means starting over
+        with tarfile.open(path, "r|*") as archive:  # one pass: seeking back in a compressed file means starting over
             for member in archive:
                 inside = PurePosixPath(member.name)
                 if not member.isreg() or inside.is_absolute() or ".." in inside.parts or inside.name not in wanted:
@@ -54,7 +54,7 @@ def _from_tar(path: Path, wanted: Collection[str]) -> dict[str, bytes]:
                     found[inside.name] = _read(file, path / inside)
     except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
         raise UserError(
-            f"{path} is not a whole tar archive ({error}). If its download was cut short, download it again."
+            f"{path} is not a complete tar archive ({error}). If its download was interrupted, download it again."
         ) from None
     return found
 
@@ -62,5 +62,7 @@ def _from_tar(path: Path, wanted: Collection[str]) -> dict[str, bytes]:
 def _read(file: IO[bytes], where: Path) -> bytes:
     data = file.read(_LARGEST + 1)
     if len(data) > _LARGEST:
-        raise UserError(f"{where} is larger than {_LARGEST // 2**20} MiB, so it is not the file it is named after.")
+        raise UserError(
+            f"{where} is larger than {_LARGEST // 2**20} MiB, the limit for one file. Give the official archive."
+        )
     return data

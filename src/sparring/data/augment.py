@@ -1,7 +1,7 @@
-"""Random crop (zero padding) and horizontal flip of uint8 images, on the device that holds them, without a loop.
+"""Random crop (zero padding) and horizontal flip of uint8 images, vectorised, on the device that holds them.
 
-Drawing and doing are apart: `draw` makes a move for each image from a CPU generator, so the same seed moves images the
-same way on every device; `apply` is a pure function. This module must not know of batches, epochs or data sets.
+Drawing and applying are separate: `draw` draws one move per image from a CPU generator, so a seed gives the same moves
+on every device; `apply` is a pure function. Must not know batches, epochs or data sets.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ AUGMENTS = ("none", "flip", "crop", "crop-flip")
 
 @dataclass(frozen=True, eq=False)
 class Moves:
-    """One crop and flip per image: the corner of the crop in the padded image, and whether it is mirrored after."""
+    """One crop and flip per image: the corner of the crop in the padded image, and whether the crop is mirrored."""
 
     top: Tensor  # int64, 0..2*pad
     left: Tensor  # int64, 0..2*pad
@@ -35,7 +35,7 @@ class Moves:
 
 
 def check(augment: str, pad: int) -> None:
-    """Refuses an unknown augmentation or a negative padding."""
+    """Refuse an unknown augmentation or a negative padding."""
     if augment not in AUGMENTS:
         raise unknown("augmentation", augment, AUGMENTS)
     if pad < 0:
@@ -43,7 +43,7 @@ def check(augment: str, pad: int) -> None:
 
 
 def draw(count: int, *, augment: str, pad: int, generator: torch.Generator) -> Moves:
-    """Moves for `count` images; what `augment` does not name stays still."""
+    """Draw moves for `count` images; crop and flip only where `augment` names them."""
     check(augment, pad)
     corners = torch.randint(0, 2 * pad + 1, (2, count), generator=generator)
     flip = torch.randint(0, 2, (count,), generator=generator).bool()
@@ -55,13 +55,13 @@ def draw(count: int, *, augment: str, pad: int, generator: torch.Generator) -> M
 
 
 def apply(x: Tensor, moves: Moves) -> Tensor:
-    """The moved images: shape, dtype and device of x, which is NCHW."""
+    """The cropped and flipped images, with the shape (NCHW), dtype and device of x."""
     n, channels, height, width = x.shape
     device = x.device
     padded = F.pad(x, (moves.pad,) * 4)
     rows = moves.top[:, None] + torch.arange(height, device=device)  # (n, height)
     across = torch.arange(width, device=device)
     columns = moves.left[:, None] + torch.where(moves.flip[:, None], width - 1 - across, across)  # (n, width)
-    # One index for all channels of an image; torch would write out an index for every dimension of every pixel.
+    # One index for all channels of an image: advanced indexing would store one per dimension of every pixel.
     places = (rows[:, :, None] * padded.shape[3] + columns[:, None, :]).view(n, 1, height * width)
     return padded.flatten(2).gather(2, places.expand(n, channels, height * width)).view_as(x)

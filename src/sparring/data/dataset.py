@@ -1,7 +1,7 @@
-"""What a data set is once it is in memory: uint8 images (NCHW), int64 labels, a training and a test part.
+"""A data set in memory: uint8 images (NCHW), int64 labels, a training and a test split.
 
-Also the ways to part one: `hold_out` (by a seed), `evenly` (without any randomness), `only` (by class). This module
-must not know where images come from, nor what is done with them.
+Also the ways to split one: `hold_out` (by a seed), `evenly` (without randomness), `only` (by class). Must not know
+where images come from or what they are used for.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 from sparring.errors import UserError, unknown
 from sparring.seeds import generator
 
-_HOLD_OUT = 0x401D  # keeps these draws apart from others made with the same seed
+_HOLD_OUT = 0x401D  # distinguishes these draws from others with the same seed
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +50,7 @@ class Split:
         return Split(self.x[indices], self.y[indices])
 
     def head(self, n: int) -> Split:
-        """The first n images (all, where there are fewer)."""
+        """The first n images, or all where there are fewer."""
         if n < 0:
             raise UserError(f"head(n) needs n >= 0, got {n}.")
         return Split(self.x[:n], self.y[:n])
@@ -58,14 +58,14 @@ class Split:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A named data set; `note` says where it came from and belongs beside every result on it."""
+    """A named data set; `note` says where it came from and belongs with every result on it."""
 
     name: str
     classes: tuple[str, ...]
     train: Split
     test: Split
     note: str
-    carved: bool = False  # nobody gave test images: some of the others were taken
+    carved: bool = False  # the source has no test images: they were split off the training images
 
     @property
     def channels(self) -> int:
@@ -79,12 +79,12 @@ class Dataset:
 
     @property
     def num_classes(self) -> int:
-        """How many classes there are."""
+        """The number of classes."""
         return len(self.classes)
 
     @property
     def fingerprint(self) -> str:
-        """Of the training images, their labels and the classes: another where any of them is."""
+        """A digest of the training images, their labels and the classes."""
         sum_ = hashlib.blake2b("\0".join(self.classes).encode("utf-8", "replace"), digest_size=16)
         sum_.update(repr(tuple(self.train.x.shape)).encode())
         for part in (self.train.x, self.train.y):
@@ -93,13 +93,13 @@ class Dataset:
 
 
 def hold_out(split: Split, count: int, *, seed: int) -> tuple[Split, Split]:
-    """(rest, held out): `count` images in the proportions of the classes, chosen by `seed`, both parts in order."""
+    """(rest, held out): `count` images chosen by `seed`, stratified by class; both keep the original order."""
     y = split.y.cpu()
     sizes = torch.bincount(y).numpy()
     most = len(split) - int((sizes > 0).sum())
     if not 0 <= count <= most:
-        way = f"Choose a count from 1 to {most}; in training with --validation." if most > 0 else "Give more images."
-        raise UserError(f"cannot hold out {count} of {len(split)} images: every class keeps at least one. {way}")
+        fix = f"Choose a count from 1 to {most}; in training with --validation." if most > 0 else "Give more images."
+        raise UserError(f"cannot hold out {count} of {len(split)} images: every class keeps at least one. {fix}")
     held = torch.zeros(len(split), dtype=torch.bool)
     for label, quota in enumerate(_quotas(sizes, count)):
         members = (y == label).nonzero().flatten()
@@ -109,7 +109,7 @@ def hold_out(split: Split, count: int, *, seed: int) -> tuple[Split, Split]:
 
 
 def only(data: Dataset, names: Sequence[str]) -> Dataset:
-    """These classes alone, labels counted anew in the order given."""
+    """The data set reduced to these classes, relabelled in the order given."""
     for name in names:
         if name not in data.classes:
             raise unknown(f"class of {data.name}", name, data.classes)
@@ -125,7 +125,7 @@ def only(data: Dataset, names: Sequence[str]) -> Dataset:
 
 
 def _quotas(sizes: NDArray[np.int64], count: int) -> list[int]:
-    """`count` seats for classes of these sizes by largest remainder, in whole numbers; each class keeps one back."""
+    """Divide `count` among classes of these sizes by largest remainder; each class keeps at least one image."""
     total = max(int(sizes.sum()), 1)
     most = np.maximum(sizes - 1, 0)
     quotas = np.minimum(sizes * count // total, most)
@@ -136,7 +136,7 @@ def _quotas(sizes: NDArray[np.int64], count: int) -> list[int]:
 
 
 def evenly(y: NDArray[np.int64], fraction: float) -> NDArray[np.bool_]:
-    """Marks `fraction` of every class, spread evenly through it: at least one where a class has two or more."""
+    """Mark `fraction` of every class, evenly spaced: at least one where a class has two or more."""
     marked = np.zeros(len(y), dtype=np.bool_)
     for label in np.unique(y):
         members = np.flatnonzero(y == label)
@@ -148,16 +148,16 @@ def evenly(y: NDArray[np.int64], fraction: float) -> NDArray[np.bool_]:
 
 
 def interleaved(y: NDArray[np.int64]) -> NDArray[np.int64]:
-    """An order in which every beginning holds the classes in their proportions: the first images stand for all."""
-    place = np.empty(len(y))
+    """An order whose every prefix has the classes in their proportions, so the first n images are representative."""
+    position = np.empty(len(y))
     for label in np.unique(y):
         members = np.flatnonzero(y == label)
-        place[members] = (np.arange(len(members)) + 0.5) / len(members)
-    return np.lexsort((y, place)).astype(np.int64)
+        position[members] = (np.arange(len(members)) + 0.5) / len(members)
+    return np.lexsort((y, position)).astype(np.int64)
 
 
 def whole(data: Dataset, *, without: Split) -> Dataset:
-    """All images as test data, but for those on which a model was trained."""
+    """All images as test data, except those that a model was trained on (`without`)."""
     x, y = torch.cat([data.train.x, data.test.x]), torch.cat([data.train.y, data.test.y])
     known = (
         {image.numpy().tobytes() for image in without.x.contiguous()} if without.x.shape[1:] == x.shape[1:] else set()
@@ -165,12 +165,12 @@ def whole(data: Dataset, *, without: Split) -> Dataset:
     new = torch.tensor([image.numpy().tobytes() not in known for image in x.contiguous()])
     if not new.any():
         return data
-    note = f"all images of {data.name}" + ("" if new.all() else f" but {int((~new).sum())} that were trained on")
+    note = f"all images of {data.name}" + ("" if new.all() else f" except {int((~new).sum())} used in training")
     x, y = x[new], y[new]
     order = torch.from_numpy(interleaved(y.numpy()))
     return replace(data, test=Split(x[order], y[order]), note=note, carved=False)
 
 
 def tensor_split(x: NDArray[np.uint8], y: NDArray[np.int64]) -> Split:
-    """A Split of arrays that are NHWC, as files hold them."""
+    """A Split of NHWC arrays, the layout of files."""
     return Split(torch.from_numpy(np.ascontiguousarray(x.transpose(0, 3, 1, 2))), torch.from_numpy(y))

@@ -1,6 +1,6 @@
-"""The default data set: scikit-learn's 1,797 handwritten digits, 8x8, one channel, embedded in that package.
+"""The default data set: the 1,797 handwritten digits of scikit-learn, 8x8, one channel, part of that package.
 
-The split is fixed and without randomness: a quarter of every class is test data, spread evenly through it.
+The split is fixed, without randomness: a quarter of every class, evenly spaced, is test data.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from sparring.data.dataset import Dataset, evenly, tensor_split
 
 
 def load_digits() -> Dataset:
-    """1,347 training and 450 test images."""
-    from sklearn import datasets  # imported here: it takes a second that other sources need not pay
+    """The digits: 1,347 training and 450 test images."""
+    from sklearn import datasets  # imported here: it takes a second, which other data sets do not need
 
     bunch = datasets.load_digits()
     x = np.rint(bunch.images * (255 / 16)).astype(np.uint8)[..., None]  # the file's values are 0..16

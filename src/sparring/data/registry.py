@@ -1,7 +1,6 @@
-"""Names of data to data: `load("digits")`, `load("npz:arrays.npz")`, `load("folder:photos?size=32")`.
+"""Data sets by name: `load("digits")`, `load("npz:arrays.npz")`, `load("folder:photos?size=32")`.
 
-Of a built-in set `load("cifar10:bird+deer")` is these classes alone. This module knows which names there are and
-nothing of what is behind them.
+`load("cifar10:bird+deer")` takes these classes of a built-in set. This module knows the names and nothing of formats.
 """
 
 from __future__ import annotations
@@ -19,25 +18,25 @@ from sparring.data.svhn import load_svhn
 from sparring.errors import UserError, unknown
 
 SOURCES = {
-    "digits": "scikit-learn's handwritten digits, 8x8; the default, always here",
+    "digits": "scikit-learn's handwritten digits, 8x8; the default, always present",
     "cifar10": "CIFAR-10, 32x32, ten classes",
     "svhn": "SVHN, cropped house numbers, 32x32",
     "npz": "npz:PATH, your arrays: x_train, y_train, x_test, y_test",
-    "folder": "folder:PATH, your images, one folder for each class; ?size=32 scales them",
+    "folder": "folder:PATH, your images, one folder per class; ?size=32 scales them",
 }
 
 
 class Availability(NamedTuple):
-    """A line of `sparring data list`."""
+    """A row of `sparring data list`."""
 
     name: str
     present: bool
     where: str
-    how: str  # how to get it, or how to use it where nothing needs getting
+    how: str  # how to get it, or how to use it
 
 
 def load(spec: str, *, root: Path | None = None) -> Dataset:
-    """The data set of that name; `root` is where fetched ones lie ($SPARRING_DATA or ~/.cache/sparring)."""
+    """The data set of that name; `root` is the folder of fetched ones ($SPARRING_DATA or ~/.cache/sparring)."""
     name, colon, rest = spec.partition(":")
     if name not in SOURCES:
         raise _no_such(spec, name)
@@ -62,7 +61,7 @@ def _built_in(name: str, root: Path | None) -> Dataset:
 
 
 def _no_such(spec: str, name: str) -> UserError:
-    """Also where the path is right and only its prefix is missing."""
+    """The error for an unknown name, or for a path without its prefix."""
     path = Path(spec).expanduser()
     if spec and path.is_dir():
         return UserError(f"{spec!r} is a folder. To use the images in it write folder:{spec}.")
@@ -74,11 +73,11 @@ def _no_such(spec: str, name: str) -> UserError:
 def _load_folder(rest: str) -> Dataset:
     whole = Path(rest).expanduser()
     path, mark, query = rest.rpartition("?")
-    if not mark or whole.is_dir():  # a folder may have a question mark in its name
+    if not mark or whole.is_dir():  # the name of a folder may contain a question mark
         return load_folder(whole)
     key, _, value = query.partition("=")
     if key != "size":
-        raise UserError(f"folder: knows no option {key!r}, only size. Write 'folder:{path}?size=32'.")
+        raise UserError(f"folder: has no option {key!r}, only size. Write 'folder:{path}?size=32'.")
     if not (value.isascii() and value.isdigit() and 1 <= int(value) <= 512):
         right = f"'folder:{path}?size=32'"
         raise UserError(f"size must be a number of pixels from 1 to 512, got {value!r}. Write {right}.")
@@ -86,7 +85,7 @@ def _load_folder(rest: str) -> Dataset:
 
 
 def describe(*, root: Path | None = None) -> list[Availability]:
-    """Every source: whether it is here, where, and how to get it."""
+    """Every source: whether it is present, where, and how to get it."""
     cifar10, svhn = stored_path("cifar10", root), stored_path("svhn", root)
     return [
         Availability("digits", True, "in scikit-learn", "nothing to do"),

@@ -1,9 +1,8 @@
-"""Reads a pickle of arrays, bytes, numbers, strings, lists, tuples and dicts, and never runs code from it.
+"""Read a pickle of arrays, bytes, numbers, strings, lists, tuples and dicts without running code from it.
 
-Nothing a pickle names is looked up: the few globals by which NumPy arrays are written are answered with inert stand-ins
-that only note what they are given, and the arrays are built from the notes afterwards. So neither a function of Python
-nor NumPy's own unpickling sees the file's data. Every other global is refused by name. Must not know what the file is
-for.
+No global of a pickle is looked up: the few that NumPy arrays need are replaced by inert stand-ins that only store their
+arguments, and the arrays are built from these afterwards. So no Python function, and not NumPy's own unpickling either,
+sees the file's data. Every other global is refused by name. Must not know what the file is for.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ _GLOBALS = {
     ("numpy", "ndarray"): "ndarray",
     ("numpy", "dtype"): "dtype",
     ("_codecs", "encode"): "encode",
-    ("__builtin__", "bytes"): "bytes",  # how older protocols write b""
+    ("__builtin__", "bytes"): "bytes",  # b"" in older protocols
 }
 _DTYPE = re.compile(r"b1|[iu][1248]|f[248]")  # numbers only: no objects, no fields
 _DEPTH = 20
 
 
 class _Refused(Exception):
-    """The pickle holds something that is not admitted."""
+    """The pickle holds something that is not allowed."""
 
 
 class _Dtype:
@@ -79,7 +78,7 @@ class _Array:
 
 
 class _StandIn:
-    """What an admitted global becomes: it can be called as NumPy's pickles call it, and cannot be changed."""
+    """The replacement of an allowed global: callable as in NumPy's pickles, and immutable."""
 
     __slots__ = ("kind",)
 
@@ -98,7 +97,7 @@ class _StandIn:
             return args[0].encode("latin-1")
         if self.kind == "bytes" and not args:
             return b""
-        raise _Refused(f"a call of {self.kind} that no array makes")
+        raise _Refused(f"a call of {self.kind} that no array needs")
 
 
 class _Reader(pickle.Unpickler):
@@ -112,7 +111,7 @@ class _Reader(pickle.Unpickler):
 
 
 def loads(data: bytes, *, name: str) -> Any:
-    """The pickled value; `name` is the file's, for errors. Python 2 strings come as bytes."""
+    """The pickled value; `name` is the file name for errors. Python 2 strings become bytes."""
     try:
         _check_memo(data)
         return _plain(_Reader(io.BytesIO(data), encoding="bytes").load(), _DEPTH)
@@ -121,19 +120,19 @@ def loads(data: bytes, *, name: str) -> Any:
             f"{name} was refused: its pickle holds {error}, and only arrays, bytes, numbers, strings, lists and dicts "
             "are read. Do not use this file; get it again from its official source."
         ) from None
-    except Exception as error:  # a damaged pickle can raise almost anything, out of the interpreter of its opcodes
+    except Exception as error:  # a damaged pickle can raise almost anything
         raise UserError(f"{name} is not a readable pickle ({type(error).__name__}: {error}). Get it again.") from None
 
 
 def _check_memo(data: bytes) -> None:
-    """Five bytes can ask for a memo of gigabytes, which the reader would allot at once; an honest one is small."""
+    """Refuse a memo index beyond the file's length: five bytes could make the reader allocate gigabytes."""
     for opcode, argument, _ in pickletools.genops(data):
         if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT") and int(argument or 0) not in range(len(data)):
             raise _Refused("a memo larger than itself")
 
 
 def _plain(value: object, depth: int) -> Any:
-    """The value with stand-ins replaced by arrays; anything not admitted is refused."""
+    """The value with stand-ins replaced by arrays; any other type is refused."""
     if depth == 0:
         raise _Refused("values nested too deep")
     if value is None or type(value) in (bool, int, float, str, bytes):

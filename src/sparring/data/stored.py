@@ -1,7 +1,7 @@
-"""Fetched data sets on disk: one uncompressed .npz each, under the data folder, written whole or not at all.
+"""Fetched data sets on disk: one uncompressed .npz each in the data folder, written atomically.
 
-The file holds x_train, y_train, x_test, y_test (uint8, images NHWC) and `note`, where they came from. Must not know how
-they are fetched, nor what is in them.
+The file holds x_train, y_train, x_test, y_test (uint8, images NHWC) and `note`, their origin. Must not know how they
+are fetched or what they contain.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from sparring.data.npz import read_npz
 from sparring.errors import UserError
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")
-_STALE = 24 * 3600  # seconds after which a killed fetch's scratch folder is swept away
+_STALE = 24 * 3600  # seconds after which the scratch folder of an interrupted fetch is removed
 
 
 @dataclass(frozen=True, eq=False)
 class Stored:
-    """The four arrays of a data set and where they came from."""
+    """The four arrays of a data set and their origin."""
 
     arrays: dict[str, NDArray[np.uint8]]  # by KEYS
     note: str
 
 
 def data_root(root: Path | None = None) -> Path:
-    """Where fetched data lies: the given folder, else $SPARRING_DATA, else ~/.cache/sparring."""
+    """The folder of fetched data: the given one, else $SPARRING_DATA, else ~/.cache/sparring."""
     if root is not None:
         return root.expanduser()
     return Path(os.environ.get("SPARRING_DATA") or "~/.cache/sparring").expanduser()
@@ -49,17 +49,17 @@ def stored_path(name: str, root: Path | None = None) -> Path:
 
 
 def sha256(array: NDArray[Any]) -> str:
-    """The sum over an array's raw bytes, in C order."""
+    """The sha256 of an array's raw bytes, in C order."""
     return hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()
 
 
 @contextmanager
 def scratch(target: Path) -> Iterator[Path]:
-    """A scratch folder beside the target (so a rename is atomic), gone afterwards whatever happens."""
+    """A scratch folder next to the target (so that a rename is atomic), removed afterwards in any case."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         for old in target.parent.glob(".fetch-*"):
-            with suppress(FileNotFoundError):  # of another, which has just ended
+            with suppress(FileNotFoundError):  # another fetch has just removed it
                 if time.time() - old.stat().st_mtime > _STALE:
                     shutil.rmtree(old, ignore_errors=True)
         folder = Path(tempfile.mkdtemp(prefix=".fetch-", dir=target.parent))
@@ -72,27 +72,27 @@ def scratch(target: Path) -> Iterator[Path]:
 
 
 def save(stored: Stored, target: Path, scratch_folder: Path) -> None:
-    """Writes the file in the scratch folder, then moves it into place in one step."""
-    whole = scratch_folder / target.name
+    """Write the file in the scratch folder, then move it into place in one step."""
+    written = scratch_folder / target.name
     arrays: dict[str, Any] = {**stored.arrays, "note": np.asarray(stored.note)}
     try:
-        with whole.open("wb") as file:
+        with written.open("wb") as file:
             np.savez(file, **arrays)
             file.flush()
             os.fsync(file.fileno())
-        whole.replace(target)
+        written.replace(target)
     except OSError as error:
         raise _unwritable(target, error) from None
 
 
 def _unwritable(target: Path, error: OSError) -> UserError:
     return UserError(
-        f"cannot write {target} ({error.strerror or error}). Make room, or choose another folder with SPARRING_DATA."
+        f"cannot write {target} ({error.strerror or error}). Free space, or choose another folder with SPARRING_DATA."
     )
 
 
 def read_stored(path: Path) -> Stored:
-    """The stored file; one with other contents is refused."""
+    """Read a stored file; one with other contents is refused."""
     found = read_npz(path)
     if any(key not in found or found[key].dtype != np.uint8 for key in KEYS):
         raise UserError(f"{path} lacks some of {', '.join(KEYS)} as uint8. Remove it and fetch it again.")

@@ -1,7 +1,7 @@
 """SVHN, cropped digits: from the official .mat files, from an .npz, or from lossless sheets rebuilt from format 1.
 
-Whatever the source, the counts of every class must be SVHN's, and digit 0 has label 0. The note says which it was;
-results on the rebuilt images must say so. Must not know how files got here.
+For every source the counts of the classes must be SVHN's, and digit 0 has label 0. The note names the source; results
+on the rebuilt images must say so. Must not know how the files were downloaded.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ COUNTS = {  # images of each digit, 0 to 9
     "train": (4948, 13861, 10585, 8497, 7458, 6882, 5727, 5595, 5045, 4659),
     "test": (1744, 5099, 4149, 2882, 2523, 2384, 1977, 2019, 1660, 1595),
 }
-SHEETS = {"train": 4, "test": 2}  # files of the rebuilt form
+SHEETS = {"train": 4, "test": 2}  # files of the rebuilt images
 REBUILT_SHA256 = {  # of the raw uint8 NHWC arrays
     "x_train": "70ccea0ab5749c854004d7ad423f8c665698265daa5a54bd3004ceea491c9e7b",
     "x_test": "5c2f9cb4e5d097cfab0ffcc04865b4616cc87ae4de4b65e8f3570d73e1c6f76e",
@@ -36,19 +36,19 @@ def load_svhn(path: Path) -> Dataset:
     """The stored file as a Dataset."""
     if not path.is_file():
         raise UserError(
-            f"SVHN is not here (looked in {path}). Get it with: sparring data fetch svhn --source FOLDER, "
-            "where FOLDER holds train_32x32.mat and test_32x32.mat"
+            f"SVHN is not at {path}. Get it with: sparring data fetch svhn --source FOLDER, "
+            "where FOLDER holds train_32x32.mat and test_32x32.mat."
         )
     return as_dataset(read_checked(path), name="svhn", classes=CLASSES)
 
 
 def read_checked(path: Path) -> Stored:
-    """The stored file, if shapes and class counts are SVHN's."""
+    """The stored file; refused unless shapes and class counts are SVHN's."""
     return _checked(read_stored(path), path)
 
 
 def read_source(path: Path) -> Stored:
-    """SVHN from a folder of .mat files or of sheets, or from an .npz file."""
+    """SVHN from a folder of .mat files or sheets, or from an .npz file."""
     if (path / "train_32x32.mat").is_file() and (path / "test_32x32.mat").is_file():
         return _checked(_from_mat(path), path)
     if (path / "labels.npz").is_file() and (path / "train_0.webp").is_file():
@@ -89,12 +89,12 @@ def _from_mat(folder: Path) -> Stored:
 
 
 def _read_mat(path: Path) -> dict[str, Any]:
-    from scipy import io  # imported here: no other source needs it
+    from scipy import io  # imported here: only this source needs it
 
     try:
         return dict(io.loadmat(path, variable_names=["X", "y"]))
-    except Exception as error:  # a damaged file can raise almost anything out of the reader
-        raise UserError(f"{path} cannot be read ({error}). If its download was cut short, download it again.") from None
+    except Exception as error:  # the reader raises almost anything on a damaged file
+        raise UserError(f"{path} cannot be read ({error}). If the download broke off, repeat it.") from None
 
 
 def _from_npz(path: Path) -> Stored:
@@ -110,12 +110,12 @@ def _from_npz(path: Path) -> Stored:
             raise UserError(f"{path}: y_{part} has the label {y.max()}. SVHN's are 0 to 9, digit 0 has label 0.")
         arrays[f"y_{part}"] = y.astype(np.uint8)
     rebuilt = all(sha256(arrays[key]) == expected for key, expected in REBUILT_SHA256.items())
-    said = str(found["note"]) if "note" in found and found["note"].dtype.kind == "U" else ""
-    return Stored(arrays, REBUILT_NOTE if rebuilt else said or f"SVHN, from {path.name}")
+    note = str(found["note"]) if "note" in found and found["note"].dtype.kind == "U" else ""
+    return Stored(arrays, REBUILT_NOTE if rebuilt else note or f"SVHN, from {path.name}")
 
 
 def _from_sheets(folder: Path) -> Stored:
-    """Sheets of 32x32 tiles, row by row; sheets share the images as evenly as possible, the first ones one more."""
+    """Sheets of 32x32 tiles, row by row; the images are divided evenly, the first sheets having one more."""
     found = read_npz(folder / "labels.npz")
     arrays: dict[str, NDArray[np.uint8]] = {}
     for part, sheets in SHEETS.items():

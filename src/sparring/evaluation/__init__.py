@@ -1,7 +1,17 @@
-"""How well a model withstands attack: protocols, verdicts per example, the worst case, and doubts about the numbers."""
+"""Robustness evaluation: protocols, a verdict per example, the worst case, and doubts about the numbers."""
 
 from sparring.evaluation.evaluator import evaluate
-from sparring.evaluation.protocols import PROTOCOLS, Climb, Ensemble, Part, Protocol
-from sparring.evaluation.result import Record, Result, Run
+from sparring.evaluation.protocols import PROTOCOLS, AutoAttackSuite, Part, PGDAttack, Protocol
+from sparring.evaluation.result import AttackResult, Repeat, Result
 
-__all__ = ["PROTOCOLS", "Climb", "Ensemble", "Part", "Protocol", "Record", "Result", "Run", "evaluate"]
+__all__ = [
+    "PROTOCOLS",
+    "AttackResult",
+    "AutoAttackSuite",
+    "PGDAttack",
+    "Part",
+    "Protocol",
+    "Repeat",
+    "Result",
+    "evaluate",
+]

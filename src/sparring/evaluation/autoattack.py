@@ -1,9 +1,10 @@
-"""AutoAttack, part by part and batch by batch, on the examples that still stand.
+"""AutoAttack, part by part and batch by batch, on the examples that are not broken yet.
 
-Its accuracy is its own: every example that is right naturally is attacked, whatever other attacks found in the same
-call. A success counts once the caller's model, in exact fp32, is wrong there. With gradients in bf16 or TF32 two kinds
-of example would be let off too lightly: one broken by the rounding only, and one that the rounded model gets wrong
-naturally, which the package then skips. Both are attacked again by the same part in exact fp32: rounding flatters none.
+Its accuracy is independent of other attacks: every example that is correct without attack is attacked, whatever other
+attacks of the same call found. A success counts only if the caller's model, in exact fp32, is wrong there. With
+gradients in bf16 or TF32 two kinds of example would escape: one broken by rounding only, and one that the rounded model
+misclassifies without attack, which the pyautoattack package skips. Both are attacked again by the same part in exact
+fp32, so rounding never increases the accuracy.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from sparring.attacks.checks import Model
 from sparring.evaluation.cache import Ledger
 from sparring.evaluation.progress import Task
 from sparring.evaluation.protocols import Settings
-from sparring.evaluation.result import Run
+from sparring.evaluation.result import Repeat
 from sparring.evaluation.subject import Subject
-from sparring.evaluation.verdicts import exact, rounds, stands
+from sparring.evaluation.verdicts import allows_tf32, exact, is_correct
 
 
 def run_autoattack(
@@ -33,18 +34,18 @@ def run_autoattack(
     seed: int,
     ledger_of: Callable[[str], Ledger],
     task: Task,
-) -> tuple[Run, dict[str, Any]]:
-    """AutoAttack's verdicts and what each part left standing. `natural` says which examples are right to begin with."""
+) -> tuple[Repeat, dict[str, Any]]:
+    """AutoAttack's verdicts, and the accuracy after each part. `natural` marks the examples correct without attack."""
     probe, _ = subject.take(torch.arange(min(len(subject.x), 64, subject.batch)))
     version: Version = "rand" if is_stochastic(subject.model, probe) else "standard"
-    standing = natural.clone()
+    correct = natural.clone()
     after: dict[str, float] = {}
     took: dict[str, float] = {}
     again, seconds = 0, 0.0
-    retried = 0  # of the batch that is being judged
+    retried = 0  # in the current batch
     for part in parts(version, classes=subject.classes):
         ledger = ledger_of(part)
-        rows = torch.nonzero(standing & ~ledger.judged)[:, 0]
+        rows = torch.nonzero(correct & ~ledger.judged)[:, 0]
         advance = task(f"AutoAttack {part}", len(rows))
 
         def work(x: Tensor, y: Tensor, _rows: Tensor, part: str = part) -> Tensor:
@@ -57,35 +58,35 @@ def run_autoattack(
             ledger.enter(done, right, time.perf_counter() - began, retried)
             began = time.perf_counter()
             advance(len(done))
-        standing &= ledger.stands
+        correct &= ledger.correct
         seconds += ledger.seconds
         again += ledger.retried
         took[part] = ledger.seconds
-        after[part] = float(standing.double().mean())
+        after[part] = float(correct.double().mean())
     detail = {"version": version, "accuracy_after": after, "seconds": took, "retried_in_fp32": again}
-    return Run(seed, standing, seconds), detail
+    return Repeat(seed, correct, seconds), detail
 
 
 def _judge(
     subject: Subject, part: str, x: Tensor, y: Tensor, *, eps: float, version: Version, seed: int
 ) -> tuple[Tensor, int]:
-    """Whether each example stands this part, and how many had to be attacked again in fp32."""
+    """Whether each example withstands this part, and how many had to be attacked again in fp32."""
     found = attack_part(part, subject.fast, x, y, eps=eps, version=version, seed=seed)
-    right = stands(subject.model, found.x_adv, y)
-    if subject.fast is subject.model and not rounds(x.device):
+    right = is_correct(subject.model, found.x_adv, y)
+    if subject.fast is subject.model and not allows_tf32(x.device):
         return right, 0
     skipped = ~_seen_right(subject.fast, x, y)
     doubtful = torch.nonzero(right & (found.claimed | skipped))[:, 0]
     if len(doubtful):
-        # Smaller pieces: fp32 needs twice the memory that the batch was sized by.
+        # Half batches: fp32 needs twice the memory that the batch size was chosen for.
         for piece in torch.split(doubtful, max(1, subject.batch // 2)):
             with exact(x.device):
                 again = attack_part(part, subject.model, x[piece], y[piece], eps=eps, version=version, seed=seed)
-            right[piece] = stands(subject.model, again.x_adv, y[piece])
+            right[piece] = is_correct(subject.model, again.x_adv, y[piece])
     return right, len(doubtful)
 
 
 @torch.no_grad()
 def _seen_right(model: Model, x: Tensor, y: Tensor) -> Tensor:
-    """Whether the model is right as the package sees it, rounding and all: what is not, it skips."""
+    """Whether the rounded model is correct, as pyautoattack sees it: it skips the other examples."""
     return model(x).argmax(dim=1) == y

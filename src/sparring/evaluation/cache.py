@@ -1,8 +1,8 @@
-"""Verdicts on disk, so that a killed evaluation continues where it was and nothing known is computed again.
+"""Verdicts on disk, so that an interrupted evaluation continues where it stopped and computes nothing twice.
 
-A store is a folder. Inside, one folder per (weights, data) named by their sha256, so that verdicts of another model
-or other images are never mixed in; inside that, one file per attack, seed and restart: which examples were judged,
-which stand, and the seconds it took. A file is written whole or not at all.
+A store is a folder. It has one subfolder per (weights, data), named by their sha256, so that verdicts of another model
+or other images are never mixed in; there, one file per attack, seed and restart: which examples were judged, which are
+correct, and the seconds it took. Files are written atomically.
 """
 
 from __future__ import annotations
@@ -25,33 +25,33 @@ from sparring.training.checkpoint import replacing
 
 @dataclass
 class Ledger:
-    """The verdicts of one run of one attack, as far as they are known."""
+    """The verdicts of one attack, seed and restart, as far as they are known."""
 
     judged: Tensor  # bool per example, on the CPU
-    stands: Tensor  # bool per example: judged and right; True while not judged
+    correct: Tensor  # bool per example: classified correctly; True while not judged
     seconds: float = 0.0
     path: Path | None = None
-    retried: int = 0  # examples that were attacked twice
+    retried: int = 0  # examples attacked again in fp32
 
     @classmethod
     def empty(cls, n: int, path: Path | None = None) -> Ledger:
-        """Nothing known yet."""
+        """A ledger without verdicts."""
         return cls(torch.zeros(n, dtype=torch.bool), torch.ones(n, dtype=torch.bool), 0.0, path)
 
-    def enter(self, rows: Tensor, stands: Tensor, seconds: float, retried: int = 0) -> None:
-        """Write verdicts down, on disk too where there is a store."""
+    def enter(self, rows: Tensor, correct: Tensor, seconds: float, retried: int = 0) -> None:
+        """Record verdicts, on disk too where there is a store."""
         self.judged[rows] = True
-        self.stands[rows] = stands.cpu()
+        self.correct[rows] = correct.cpu()
         self.seconds += seconds
         self.retried += retried
         if self.path is not None:
             with replacing(self.path) as temporary, temporary.open("wb") as file:
-                verdicts = self.judged.numpy(), self.stands.numpy()
+                verdicts = self.judged.numpy(), self.correct.numpy()
                 np.savez(file, judged=verdicts[0], stands=verdicts[1], seconds=self.seconds, retried=self.retried)
 
 
 class Store:
-    """Ledgers by attack; kept in memory only where there is no folder."""
+    """Ledgers by attack; in memory only where there is no folder."""
 
     def __init__(self, folder: Path | None, n: int) -> None:
         self.folder = folder
@@ -60,10 +60,10 @@ class Store:
             try:
                 folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
-                raise UserError(f"cannot make the folder {folder}: {error.strerror}. Choose another.") from None
+                raise UserError(f"cannot create the folder {folder}: {error.strerror}. Choose another.") from None
 
     def open(self, name: str, settings: Settings, *, precision: str, seed: int, part: str) -> Ledger:
-        """The ledger of one run: as it was left, or empty."""
+        """The ledger of one attack, seed and part: as it was saved, or empty."""
         if self.folder is None:
             return Ledger.empty(self.n)
         facts = json.dumps([asdict(settings), precision], sort_keys=True)
@@ -73,22 +73,23 @@ class Store:
             return Ledger.empty(self.n, path)
         try:
             with np.load(path, allow_pickle=False) as saved:
-                judged, stands = torch.from_numpy(saved["judged"]), torch.from_numpy(saved["stands"])
+                judged, correct = torch.from_numpy(saved["judged"]), torch.from_numpy(saved["stands"])
                 seconds, retried = float(saved["seconds"]), int(saved["retried"]) if "retried" in saved else 0
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-            raise UserError(f"{path} is not a whole file of verdicts. Delete it; only its part is run again.") from None
-        if judged.shape != (self.n,) or stands.shape != (self.n,):
-            raise UserError(f"{path} holds {len(judged)} verdicts where {self.n} belong. Delete it.")
-        return Ledger(judged, stands, seconds, path, retried)
+            raise UserError(f"{path} is damaged. Delete it; only this part of the evaluation runs again.") from None
+        if judged.shape != (self.n,) or correct.shape != (self.n,):
+            raise UserError(f"{path} holds {len(judged)} verdicts, expected {self.n}. Delete it.")
+        return Ledger(judged, correct, seconds, path, retried)
 
 
 def open_store(folder: Path | None, model: Model, x: Tensor, y: Tensor) -> Store:
-    """The store of this model on these images."""
+    """The store for this model and these images."""
     if folder is None:
         return Store(None, len(x))
     if not isinstance(model, nn.Module):
         raise UserError(
-            "an evaluation can be resumed for an nn.Module only: a plain function has no weights to know it by."
+            "only the evaluation of an nn.Module can be resumed: a plain function has no weights to identify it by. "
+            "Leave out store, or wrap the function in an nn.Module."
         )
     return Store(folder / fingerprint(model, x, y)[:16], len(x))
 

@@ -1,4 +1,4 @@
-"""How far an evaluation is: bars on a terminal, elsewhere a line a minute. Knows no attack."""
+"""The progress of an evaluation: bars on a terminal, elsewhere a line a minute. Knows no attack."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-EVERY = 60.0  # seconds between two lines in a log
+EVERY = 60.0  # seconds between two lines of a log
 
-Task = Callable[[str, int | None], Callable[[int], None]]  # (what, how many images, if they are counted) -> advance(by)
+Task = Callable[[str, int | None], Callable[[int], None]]  # (what, number of images or None) -> advance(by)
 
 
 @contextmanager
 def meter(shown: bool) -> Iterator[Task]:
-    """Tells, where it is wanted, what is being done and to how many images."""
+    """Report, where it is wanted, which attack runs and on how many images."""
     console = Console(stderr=True)
     if not shown:
         yield lambda what, total: lambda by: None
@@ -57,7 +57,7 @@ class _Place:
 
 @contextmanager
 def _lines() -> Iterator[Task]:
-    """By a thread: one batch of PGD-100 may take minutes on a CPU, and AutoAttack does not report within one."""
+    """Print from a thread: a batch of PGD-100 may take minutes on a CPU, and AutoAttack does not report within one."""
     place, over, began = _Place(), threading.Event(), time.monotonic()
 
     def task(what: str, total: int | None) -> Callable[[int], None]:
@@ -65,16 +65,16 @@ def _lines() -> Iterator[Task]:
         place = _Place(what, total)
         return place.advance
 
-    def tell() -> None:
+    def report() -> None:
         while not over.wait(EVERY):
             minutes = (time.monotonic() - began) / 60
-            with suppress(OSError, ValueError):  # a reader that has gone is noticed by whoever prints the result
+            with suppress(OSError, ValueError):  # a closed pipe is handled where the result is printed
                 print(f"{place}, after {minutes:.0f} min", flush=True)
 
-    teller = threading.Thread(target=tell, daemon=True)
-    teller.start()
+    reporter = threading.Thread(target=report, daemon=True)
+    reporter.start()
     try:
         yield task
     finally:
         over.set()
-        teller.join()
+        reporter.join()

@@ -1,7 +1,8 @@
-"""The evaluation protocols, each one declaration: the paper's (facts: Tables 1-4, Sec. 5.1 and 6.1), quick, AutoAttack.
+"""The evaluation protocols, one declaration each: the paper's (Tables 1-4, Sec. 5.1 and 6.1), quick, AutoAttack.
 
-All are white-box, and accuracy is taken at the final iterate. A step size is either a number of pixels in [0, 1] or a
-part of eps (`Part(4)` is eps/4): with another eps the parts follow and the numbers stay. Nothing here runs anything.
+All are white-box, and accuracy is taken at the final iterate. A step size is either absolute, in [0, 1] pixels, or a
+fraction of eps (`Part(4)` is eps/4): with another eps the fractions scale and the absolute ones stay. Nothing here runs
+an attack.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Climb:
-    """Signed gradient steps as a protocol writes them. FGSM is one step of eps, C&W_inf is 30 on the margin."""
+class PGDAttack:
+    """A PGD attack as a protocol declares it. FGSM is one step of eps, C&W_inf is 30 steps on the margin loss."""
 
     name: str
     steps: int
@@ -35,29 +36,29 @@ class Climb:
 
 
 @dataclass(frozen=True)
-class Ensemble:
-    """AutoAttack by its authors; which version is decided by the model (rand where it is stochastic)."""
+class AutoAttackSuite:
+    """AutoAttack by its authors; its version depends on the model (rand where the model is stochastic)."""
 
     name: str = "autoattack"
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """What is run on a model, beside its natural accuracy."""
+    """The attacks to run on a model, in addition to its natural accuracy."""
 
     name: str
     about: str
     eps: float
-    attacks: tuple[Climb | Ensemble, ...]
-    limit: int | None = None  # images taken where the caller does not say
+    attacks: tuple[PGDAttack | AutoAttackSuite, ...]
+    limit: int | None = None  # images evaluated unless the caller gives a limit
 
 
 @dataclass(frozen=True)
 class Settings:
-    """One attack with every number decided. Two attacks with equal settings are the same attack."""
+    """One attack with every parameter resolved. Two attacks with equal settings are the same attack."""
 
     eps: float
-    steps: int = 0  # 0 with eps 0: the natural images; 0 with eps above 0: AutoAttack, which sets its own
+    steps: int = 0  # 0 with eps 0: the natural images; 0 with eps above 0: AutoAttack, which chooses its own
     step_size: float = 0.0
     loss: str = "ce"
     start: Start = None
@@ -69,16 +70,16 @@ class Settings:
         return self.start is not None
 
 
-def _fgsm(start: Start = "uniform") -> Climb:
-    return Climb("fgsm", 1, Part(1), start=start)
+def _fgsm(start: Start = "uniform") -> PGDAttack:
+    return PGDAttack("fgsm", 1, Part(1), start=start)
 
 
-def _pgd(steps: int, step_size: float | Part, start: Start = "uniform") -> Climb:
-    return Climb(f"pgd{steps}", steps, step_size, start=start)
+def _pgd(steps: int, step_size: float | Part, start: Start = "uniform") -> PGDAttack:
+    return PGDAttack(f"pgd{steps}", steps, step_size, start=start)
 
 
-def _cw(step_size: float | Part, start: Start = "uniform") -> Climb:
-    return Climb("cw30", 30, step_size, loss="cw", start=start)
+def _cw(step_size: float | Part, start: Start = "uniform") -> PGDAttack:
+    return PGDAttack("cw30", 30, step_size, loss="cw", start=start)
 
 
 dat = Protocol(
@@ -126,7 +127,7 @@ tau = Protocol(
 )
 quick = Protocol(
     "quick",
-    "PGD-10 on 500 images: seconds on a laptop, an upper bound and no more",
+    "PGD-10 on 500 images: seconds on a laptop, only an upper bound",
     8 / 255,
     (_pgd(10, Part(4)),),
     limit=500,
@@ -135,7 +136,7 @@ autoattack = Protocol(
     "autoattack",
     "AutoAttack by its authors: APGD-CE, targeted APGD, targeted FAB, Square",
     8 / 255,
-    (Ensemble(),),
+    (AutoAttackSuite(),),
 )
 
 PROTOCOLS = {
@@ -145,7 +146,7 @@ PROTOCOLS = {
 
 
 def find(names: str | Protocol | Sequence[str | Protocol]) -> tuple[Protocol, ...]:
-    """The protocols of these names, each once, in the order asked."""
+    """The protocols with these names, each once, in the order given."""
     if isinstance(names, str | Protocol):
         names = [names]
     found: dict[str, Protocol] = {}
@@ -154,16 +155,16 @@ def find(names: str | Protocol | Sequence[str | Protocol]) -> tuple[Protocol, ..
             raise unknown("protocol", name, PROTOCOLS)
         protocol = PROTOCOLS[name] if isinstance(name, str) else name
         if found.setdefault(protocol.name, protocol) != protocol:
-            raise UserError(f"two different protocols are called {protocol.name}. Give one another name.")
+            raise UserError(f"two different protocols are called {protocol.name}. Rename one of them.")
     if not found:
         raise UserError(f"name at least one protocol. Known: {', '.join(sorted(PROTOCOLS))}.")
     return tuple(found.values())
 
 
-def settle(attack: Climb | Ensemble, *, eps: float, restarts: int | None = None) -> Settings:
-    """An attack at a protocol's eps, every number decided. `restarts` is for attacks that start at random."""
+def settle(attack: PGDAttack | AutoAttackSuite, *, eps: float, restarts: int | None = None) -> Settings:
+    """An attack at a protocol's eps, with every parameter resolved. `restarts` applies to random starts only."""
     check_radius("eps", eps)
-    if isinstance(attack, Ensemble):
+    if isinstance(attack, AutoAttackSuite):
         return Settings(eps=eps, loss="autoattack")
     radius = eps * attack.times_eps
     check_radius(f"the radius of {attack.name}", radius)
@@ -173,19 +174,21 @@ def settle(attack: Climb | Ensemble, *, eps: float, restarts: int | None = None)
 
 
 @dataclass(frozen=True)
-class Planned:
-    """An attack to run once: its name in the result and every protocol it serves."""
+class UniqueAttack:
+    """An attack to run once: its name in the result, and every protocol it serves."""
 
     name: str
     settings: Settings
-    serves: tuple[tuple[str, str], ...]  # (attack, protocol) as the protocols name it
+    serves: tuple[tuple[str, str], ...]  # (attack, protocol), by the names the protocols use
 
 
-def plan(protocols: Sequence[Protocol], *, eps: float | None = None, restarts: int | None = None) -> list[Planned]:
-    """Every different attack of these protocols once.
+def unique_attacks(
+    protocols: Sequence[Protocol], *, eps: float | None = None, restarts: int | None = None
+) -> list[UniqueAttack]:
+    """The attacks of these protocols without duplicates.
 
-    An attack keeps its plain name (pgd20) unless the protocols mean different things by it: then each is named after
-    the first protocol that asked for it (pgd20@dat, pgd20@trades).
+    An attack keeps its plain name (pgd20) unless the protocols use it for different attacks: then each is named after
+    the first protocol that has it (pgd20@dat, pgd20@trades).
     """
     wanted: dict[Settings, list[tuple[str, str]]] = {}
     for protocol in protocols:
@@ -196,11 +199,11 @@ def plan(protocols: Sequence[Protocol], *, eps: float | None = None, restarts: i
     for settings, serves in wanted.items():
         for name, _ in serves:
             meanings.setdefault(name, set()).add(settings)
-    planned: list[Planned] = []
+    attacks: list[UniqueAttack] = []
     for settings, serves in wanted.items():
         name, protocol_name = serves[0]
         full = name if len(meanings[name]) == 1 else f"{name}@{protocol_name}"
-        if any(full == other.name for other in planned):
-            raise UserError(f"protocol {protocol_name} calls two different attacks {name}. Give one another name.")
-        planned.append(Planned(full, settings, tuple(serves)))
-    return planned
+        if any(full == other.name for other in attacks):
+            raise UserError(f"protocol {protocol_name} calls two different attacks {name}. Rename one of them.")
+        attacks.append(UniqueAttack(full, settings, tuple(serves)))
+    return attacks

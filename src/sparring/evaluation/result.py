@@ -1,6 +1,6 @@
-"""What an evaluation found: one record per attack, the worst case, a table for people and JSON for programs.
+"""The result of an evaluation: one entry per attack, the worst case, a table for people and JSON for programs.
 
-An accuracy is a fraction; per-example verdicts are written in JSON as a string of 1 (right) and 0 (wrong).
+An accuracy is a fraction; JSON holds per-example verdicts as a string of 1 (correct) and 0 (wrong).
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ from torch import Tensor
 
 from sparring import schedules
 from sparring.errors import did_you_mean
+from sparring.evaluation.sanity.explain import command
 
 WORST = "worst"
 
-_REACH = 0.9  # of the radius: an attack whose steps add up to less is told
+_REACH = 0.9  # of the radius: an attack whose steps add up to less is reported below the table
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
-    """One seed of one attack. Restarts are inside it: an example stands if it stood every one of them."""
+class Repeat:
+    """One seed's verdicts of one attack, restarts included: an example is correct if it withstood all of them."""
 
     seed: int
     correct: Tensor  # bool per example, on the CPU
@@ -37,13 +38,13 @@ class Run:
 
     @property
     def accuracy(self) -> float:
-        """The fraction that stands."""
+        """The fraction of correct examples."""
         return float(self.correct.double().mean())
 
 
 @dataclass(frozen=True, eq=False)
-class Record:
-    """One attack, with everything needed to run it again."""
+class AttackResult:
+    """The result of one attack, with all that is needed to run it again."""
 
     name: str
     serves: tuple[str, ...]  # the protocols' own names for it: pgd20@dat, pgd20@trades-random
@@ -55,50 +56,50 @@ class Record:
     start: str | None
     restarts: int
     precision: str  # of the gradients; verdicts are fp32 (float64 for a float64 model)
-    runs: tuple[Run, ...]
+    repeats: tuple[Repeat, ...]
     detail: dict[str, Any] = field(default_factory=dict)  # AutoAttack: version, accuracy after each part
 
     @property
     def accuracy(self) -> float:
         """The mean over seeds of the accuracy at the final iterate."""
-        return statistics.fmean(run.accuracy for run in self.runs)
+        return statistics.fmean(repeat.accuracy for repeat in self.repeats)
 
     @property
     def spread(self) -> float | None:
         """The standard deviation over seeds; None with one seed."""
-        return statistics.stdev(run.accuracy for run in self.runs) if len(self.runs) > 1 else None
+        return statistics.stdev(repeat.accuracy for repeat in self.repeats) if len(self.repeats) > 1 else None
 
     @property
     def correct(self) -> Tensor:
-        """Bool per example, on the CPU: right under every seed. With one seed its mean is the accuracy."""
-        return torch.stack([run.correct for run in self.runs]).all(dim=0)
+        """Bool per example, on the CPU: correct under every seed. With one seed its mean is the accuracy."""
+        return torch.stack([repeat.correct for repeat in self.repeats]).all(dim=0)
 
     @property
     def worst(self) -> float:
-        """The fraction right under every seed."""
+        """The fraction correct under every seed."""
         return float(self.correct.double().mean())
 
     @property
     def seed(self) -> int:
         """The first seed."""
-        return self.runs[0].seed
+        return self.repeats[0].seed
 
     @property
     def seeds(self) -> tuple[int, ...]:
         """Every seed."""
-        return tuple(run.seed for run in self.runs)
+        return tuple(repeat.seed for repeat in self.repeats)
 
     @property
     def seconds(self) -> float:
-        """Time taken, all seeds together, earlier sittings of a resumed evaluation included."""
-        return sum(run.seconds for run in self.runs)
+        """Time taken by all seeds, summed over every part of a resumed evaluation."""
+        return sum(repeat.seconds for repeat in self.repeats)
 
     def __repr__(self) -> str:
-        """Short: no verdicts."""
-        return f"<Record {self.name}: accuracy {self.accuracy:.4f} on {self.n} images, eps {pixels(self.eps)}>"
+        """One line, without verdicts."""
+        return f"<AttackResult {self.name}: accuracy {self.accuracy:.4f} on {self.n} images, eps {pixels(self.eps)}>"
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON."""
+        """The same as plain JSON values."""
         return {
             "name": self.name,
             "serves": list(self.serves),
@@ -117,35 +118,35 @@ class Record:
             "detail": self.detail,
             "runs": [
                 {"seed": r.seed, "accuracy": r.accuracy, "seconds": r.seconds, "correct": _spell(r.correct)}
-                for r in self.runs
+                for r in self.repeats
             ],
         }
 
     @classmethod
-    def from_dict(cls, facts: Mapping[str, Any]) -> Record:
-        """The record that `as_dict` wrote."""
-        runs = tuple(Run(r["seed"], _read(r["correct"]), r["seconds"]) for r in facts["runs"])
+    def from_dict(cls, facts: Mapping[str, Any]) -> AttackResult:
+        """Read what `as_dict` wrote."""
+        repeats = tuple(Repeat(r["seed"], _read(r["correct"]), r["seconds"]) for r in facts["runs"])
         same = ("name", "n", "eps", "steps", "step_size", "loss", "start", "restarts", "precision", "detail")
-        return cls(**{key: facts[key] for key in same}, serves=tuple(facts["serves"]), runs=runs)
+        return cls(**{key: facts[key] for key in same}, serves=tuple(facts["serves"]), repeats=repeats)
 
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """Records by name. `result["pgd20"]`, `result["natural"]`, `result["worst"]`; also `result["pgd20@dat"]`.
+    """Attack results by name: `result["pgd20"]`, `result["natural"]`, `result["worst"]`, `result["pgd20@dat"]`.
 
-    "worst" is the per-example worst case over everything run inside the ball it stands for: an example counts as right
-    only if it is right naturally and under every attack, seed and restart at that eps or less (a smaller ball lies
-    inside a larger one; a break at twice eps proves nothing about eps). The ball is the largest of the protocols' eps;
-    where they differ, the smaller ones have their own record, as worst@0.031.
+    "worst" is the per-example worst case over all attacks inside one ball: an example counts as correct only if it is
+    correct without attack and under every attack, seed and restart at that eps or less (a smaller ball lies inside a
+    larger one; an adversarial example at twice eps proves nothing about eps). The ball is the largest of the protocols'
+    eps; where they differ, each smaller one has its own entry, such as worst@0.031.
     """
 
-    records: dict[str, Record]
+    records: dict[str, AttackResult]
     n: int
     software: dict[str, str]
     about: dict[str, Any] = field(default_factory=dict)  # the caller's own facts: model, data set
     doubts: tuple[dict[str, Any], ...] = ()  # each: name, why, evidence, page
 
-    def __getitem__(self, name: str) -> Record:
+    def __getitem__(self, name: str) -> AttackResult:
         if name in self.records:
             return self.records[name]
         for record in self.records.values():
@@ -155,16 +156,16 @@ class Result:
             f"no attack {name!r} in this result.{did_you_mean(name, self.records)} It has {list(self.records)}."
         )
 
-    def __iter__(self) -> Iterator[Record]:
+    def __iter__(self) -> Iterator[AttackResult]:
         return iter(self.records.values())
 
     @property
-    def worst_case(self) -> Record:
+    def worst_case(self) -> AttackResult:
         """The per-example worst case."""
         return self.records[WORST]
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON."""
+        """The same as plain JSON values."""
         return {
             "format": 1,
             "n": self.n,
@@ -175,27 +176,27 @@ class Result:
         }
 
     def to_json(self) -> str:
-        """For programs; `Result.from_json` reads it back."""
+        """The result as JSON text; `Result.from_json` reads it back."""
         return json.dumps(self.as_dict(), indent=1)
 
     def __repr__(self) -> str:
-        """Short: accuracies in per cent. `table` says more, `as_dict` all."""
+        """One line: accuracies in per cent."""
         each = ", ".join(f"{record.name} {100 * record.accuracy:.2f}" for record in self)
         doubts = f"; doubts: {', '.join(doubt['name'] for doubt in self.doubts)}" if self.doubts else ""
         return f"<Result, {self.n} images, accuracy in %: {each}{doubts}>"
 
     @classmethod
     def from_json(cls, text: str) -> Result:
-        """The result that `to_json` wrote."""
+        """Read what `to_json` wrote."""
         facts = json.loads(text)
-        records = {r["name"]: Record.from_dict(r) for r in facts["records"]}
+        records = {r["name"]: AttackResult.from_dict(r) for r in facts["records"]}
         return cls(records, facts["n"], facts["software"], facts["about"], tuple(facts["doubts"]))
 
     def table(self) -> RenderableType:
-        """For people: a row per attack, how far so many images can be trusted, and the doubts."""
+        """A table for the terminal: a row per attack, the confidence interval, and the doubts."""
         title = f"Accuracy on {self.n} images (%)"
         table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-        several = any(len(record.runs) > 1 for record in self)
+        several = any(len(record.repeats) > 1 for record in self)
         for column in ["attack", "accuracy", *(["± seeds"] if several else []), "eps", "steps", "s"]:
             table.add_column(column, justify="right", no_wrap=True)
         table.columns[0].justify = "left"
@@ -211,19 +212,23 @@ class Result:
             cells += [pixels(record.eps), steps, f"{record.seconds:.1f}"]
             table.add_row(*cells, ", ".join(word for word in how if word))
         low, high = interval(self.worst_case.accuracy, self.n)
-        trust = f"{self.n} images place the worst case between {100 * low:.1f} and {100 * high:.1f} % (95 % interval)."
+        trust = f"The worst case is {100 * low:.1f} to {100 * high:.1f} % (95 % confidence, {self.n} images)."
         reach = [
-            f"{r.name}: {r.steps} steps of {pixels(r.step_size)} reach {pixels(r.steps * r.step_size)} of eps "
-            f"{pixels(r.eps)} and no further. The steps of the protocols dat, mart and quick grow with eps."
+            f"{r.name}: {r.steps} steps of {pixels(r.step_size)} reach only {pixels(r.steps * r.step_size)} of eps "
+            f"{pixels(r.eps)}. The protocols dat, mart and quick scale their steps with eps."
             for r in self
             if 0 < r.steps * r.step_size < _REACH * r.eps
         ]
-        doubts = [f"Doubt: {d['name']}: {d['why']} {d['evidence']} See {d['page']}." for d in self.doubts]
+        doubts = [
+            line
+            for d in self.doubts
+            for line in (f"Doubt: {d['name']}: {d['why']} {d['evidence']}", f"  {command(d['name'])}")
+        ]
         return Group(table, *(Text(line) for line in [trust, *reach, *doubts]))
 
 
 def interval(accuracy: float, n: int) -> tuple[float, float]:
-    """Wilson's 95 % interval: what n images can say about an accuracy."""
+    """Wilson's 95 % confidence interval of an accuracy measured on n images."""
     z = 1.959963984540054
     middle = (accuracy + z * z / (2 * n)) / (1 + z * z / n)
     reach = z * math.sqrt(accuracy * (1 - accuracy) / n + z * z / (4 * n * n)) / (1 + z * z / n)
@@ -231,7 +236,7 @@ def interval(accuracy: float, n: int) -> tuple[float, float]:
 
 
 def pixels(value: float) -> str:
-    """As `schedules.pixels`; nothing for 0, which is no attack."""
+    """As `schedules.pixels`; empty for 0, which means no attack."""
     return schedules.pixels(value) if value else ""
 
 

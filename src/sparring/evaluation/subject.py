@@ -1,4 +1,4 @@
-"""What is under test: a model, its images and labels, and batches as large as memory allows."""
+"""The subject of an evaluation: a model, images and labels, in batches as large as memory allows."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from sparring.engine.attack.replay import Replayed
 from sparring.errors import RunFailed, UserError
 from sparring.evaluation.gradient_model import Precision, gradient_model
 
-_CPU_VALUES = 2**19  # pixels a batch on the CPU: 170 CIFAR-10 images
-_CUDA_VALUES = 2**24 - 2**22  # on a GPU: 4096 CIFAR-10 images, then halved until they fit
+_CPU_VALUES = 2**19  # pixels per batch on the CPU: 170 CIFAR-10 images
+_CUDA_VALUES = 2**24 - 2**22  # on a GPU: 4096 CIFAR-10 images, halved until they fit
 
 
 @dataclass
@@ -30,8 +30,8 @@ class Subject:
     device: torch.device
     dtype: torch.dtype
     classes: int
-    precision: str  # of the gradients, as recorded
-    batch: int  # the most examples at once; shrinks when memory runs out
+    precision: str  # of the gradients, as it appears in the result
+    batch: int  # the largest batch; shrinks when memory runs out
 
     def take(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Images in [0, 1] and labels of these examples, on the model's device."""
@@ -39,7 +39,7 @@ class Subject:
         return (x.to(self.dtype) / 255 if x.dtype == torch.uint8 else x.to(self.dtype)), y
 
     def each(self, rows: Tensor, work: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-        """(rows, work(x, y, rows)) batch by batch; a batch that does not fit is cut in half and tried again."""
+        """(rows, work(x, y, rows)) batch by batch; a batch that does not fit is halved and tried again."""
         done = 0
         while done < len(rows):
             left = len(rows) - done
@@ -51,7 +51,7 @@ class Subject:
                 if size == 1:
                     raise RunFailed("one image does not fit into the memory of the device.") from None
                 self.batch = size // 2
-                if isinstance(self.fast, Replayed):  # its captures hold memory that nobody else can have
+                if isinstance(self.fast, Replayed):  # its captures hold memory that a smaller batch needs
                     self.fast.forget()
                 torch.cuda.empty_cache()
                 continue
@@ -62,15 +62,15 @@ class Subject:
 def prepare(
     model: Model, x: Tensor, y: Tensor, *, precision: Precision, batch_size: int | None, compiled: bool = False
 ) -> Subject:
-    """Check everything that can be checked before the first step. The model is in eval mode."""
+    """Check all that can be checked before the first step. The model is in eval mode."""
     if precision not in ("fp32", "bf16"):
         raise UserError(f"precision must be 'fp32' or 'bf16', got {precision!r}.")
     if batch_size is not None and batch_size < 1:
         raise UserError(f"batch_size must be at least 1, got {batch_size}.")
     if len(x) == 0:
-        raise UserError("there are no images to evaluate on.")
+        raise UserError("there are no images to evaluate on. Give at least one.")
     y = y.to(x.device) if isinstance(y, Tensor) else y
-    # uint8 images need no check of their range: a view of one value per image stands for them.
+    # uint8 images need no check of their range: zeros, one per image, are checked in their place.
     check_batch(torch.zeros(len(x), 1, device=x.device) if x.dtype == torch.uint8 else x, y)
     device, dtype = _home(model, x)
     most = _CUDA_VALUES if device.type == "cuda" else _CPU_VALUES
@@ -85,7 +85,7 @@ def prepare(
 
 
 def _home(model: Model, x: Tensor) -> tuple[torch.device, torch.dtype]:
-    """Where the model lives and what it computes in."""
+    """The device and dtype of the model."""
     own = x.dtype if x.is_floating_point() else torch.float32
     weights = [p for p in model.parameters() if p.is_floating_point()] if isinstance(model, nn.Module) else []
     if not weights:
@@ -93,15 +93,15 @@ def _home(model: Model, x: Tensor) -> tuple[torch.device, torch.dtype]:
     dtypes = {p.dtype for p in weights}
     if not dtypes <= {torch.float32, torch.float64}:
         raise UserError(
-            f"the model's weights are {', '.join(sorted(map(str, dtypes)))}; verdicts are taken in fp32. "
-            "Call model.float() first, and precision='bf16' for speed."
+            f"the model's weights are {', '.join(sorted(map(str, dtypes)))}; verdicts are fp32. "
+            "Call model.float() first; for speed give precision='bf16'."
         )
     return weights[0].device, weights[0].dtype
 
 
 @torch.no_grad()
 def _classes(model: Model, probe: Tensor, y: Tensor) -> int:
-    """How many classes the model tells apart, once it has proved that it accepts such images and labels."""
+    """The number of classes of the model, checked against the images and labels."""
     try:
         logits = model(probe)
     except torch.OutOfMemoryError:

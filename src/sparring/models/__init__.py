@@ -1,6 +1,6 @@
-"""Networks from pixels in [0, 1] to logits, by name; their layers by number; what they cost.
+"""Networks from pixels in [0, 1] to logits, by name; their numbered layers; their cost.
 
-Knows nothing of attacks, data or training.
+Must not know attacks, data or training.
 """
 
 from sparring.models.features import layers, tap

@@ -1,6 +1,6 @@
-"""Outputs of numbered layers, for the pictures of App. C: what a network sees before it decides.
+"""Outputs of numbered layers, for the feature plots of App. C.
 
-How each network counts its layers stands in its own module; `layers(model)` lists them. The numbers start at 1.
+Each network's module documents how it numbers its layers, from 1; `layers(model)` lists them.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from sparring.errors import UserError
 
 
 def layers(model: nn.Module) -> list[str]:
-    """The module whose output is layer 1, 2, ...: layer k is `layers(model)[k - 1]`."""
+    """The names of the modules whose outputs are layers 1, 2, ...: layer k is `layers(model)[k - 1]`."""
     names = getattr(model, "layer_names", None)
     if names is None:
         raise UserError(
-            f"layers are numbered for sparring's own networks only, got {type(model).__name__}. "
+            f"only Sparring's own networks have numbered layers, got {type(model).__name__}. "
             "For another network register a forward hook on the module you want."
         )
     return list(names)
@@ -29,11 +29,11 @@ def tap(model: nn.Module, layer: int, x: Tensor) -> Tensor: ...
 @overload
 def tap(model: nn.Module, layer: Sequence[int], x: Tensor) -> dict[int, Tensor]: ...
 def tap(model: nn.Module, layer: int | Sequence[int], x: Tensor) -> Tensor | dict[int, Tensor]:
-    """The output of one numbered layer for `x`, or of several, {number: output}, in one forward pass.
+    """The output of one numbered layer for `x`, or of several as {number: output}, in one forward pass.
 
-    The model runs in the mode it is in, and the outputs carry gradients unless the caller works under `no_grad`.
+    The model runs in its current mode, and the outputs carry gradients unless the caller is under `no_grad`.
     """
-    model = getattr(model, "_orig_mod", model)  # hooks do not reach into what torch.compile made of the model
+    model = getattr(model, "_orig_mod", model)  # hooks have no effect inside a compiled model
     names = layers(model)
     numbers = [layer] if isinstance(layer, int) else list(layer)
     for number in numbers:

@@ -1,4 +1,4 @@
-"""What a network costs: its parameters, and the floating-point operations of a forward pass."""
+"""The cost of a network: its parameters, and the floating-point operations of a forward pass."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from sparring.models.registry import build
 
-_CPU = 1e11  # FLOP/s, roughly: two cores of an EPYC take ResNet-18 to its input gradient at 180 GFLOP/s
+_CPU = 1e11  # FLOP/s, roughly: ResNet-18 and its input gradient reach 180 GFLOP/s on two EPYC cores
 
 
 def count_parameters(model: nn.Module) -> int:
-    """Trainable and frozen parameters together; buffers (batch-norm statistics, normalisation) do not count."""
+    """The number of parameters, trainable and frozen; buffers (batch-norm statistics, normalisation) do not count."""
     return sum(p.numel() for p in model.parameters())
 
 
 def forward_flops(model: nn.Module, x_shape: Sequence[int]) -> int:
     """FLOPs of one forward pass on images of shape (N, C, H, W): two per multiply-add of convolutions and products.
 
-    Nothing is computed: shapes alone go through the model, on the meta device, whatever device the model is on.
+    Nothing is computed: the model runs on shapes alone, on the meta device.
     """
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     shapes = {name: torch.empty_like(tensor, device="meta") for name, tensor in tensors.items()}
@@ -39,7 +39,7 @@ def forward_flops(model: nn.Module, x_shape: Sequence[int]) -> int:
 
 @functools.cache
 def seconds_on_a_cpu(name: str, channels: int, size: tuple[int, int], num_classes: int = 10) -> float:
-    """Roughly, of a forward pass of one image: to say beforehand what would take days."""
+    """A rough estimate for the forward pass of one image, to warn before a run that would take days."""
     with torch.device("meta"):
         model = build(name, num_classes=num_classes, channels=channels, size=size)
     return forward_flops(model, (1, channels, *size)) / _CPU

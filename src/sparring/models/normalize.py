@@ -1,6 +1,6 @@
 """Normalisation as the first layer of a network: (x - mean) / std, per channel.
 
-It stands inside the model so that every attack works on pixels in [0, 1] and `eps` has one meaning. The numbers are
+It is part of the model, so that every attack works on pixels in [0, 1] and `eps` has one meaning. Mean and std are
 buffers: saved with the weights, moved with the model, never trained.
 """
 
@@ -30,19 +30,19 @@ class Normalize(nn.Module):
                 "Give two lists of the same length."
             )
         if not all(math.isfinite(m) for m in means):
-            raise UserError(f"the means of normalize must be finite, got {means}.")
+            raise UserError(f"the means of normalize must be finite, got {means}. For no shift write 0.0.")
         if not all(math.isfinite(s) and s > 0 for s in stds):
             raise UserError(f"the stds of normalize must be finite and above 0, got {stds}. For no scaling write 1.0.")
         self.register_buffer("mean", torch.tensor(means).view(1, -1, 1, 1))
         self.register_buffer("std", torch.tensor(stds).view(1, -1, 1, 1))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Pixels to normalised pixels, (N, C, H, W)."""
-        # Without the check a grey image would silently be broadcast to as many channels as there are means.
+        """Normalised pixels, (N, C, H, W)."""
+        # Without this check a grey image would silently be broadcast to the number of means.
         if x.shape[1] != self.mean.shape[1]:
             raise UserError(
                 f"this model normalises {self.mean.shape[1]} channels, but the images have {x.shape[1]}. "
-                "Give images of the model's own kind, or build the model for these."
+                "Give images with the model's channels, or build the model for these."
             )
         return (x - self.mean) / self.std
 

@@ -1,6 +1,6 @@
 """The networks by name: one table, and `build`.
 
-A WRN of any depth and width is named by pattern, `wrn-D-W`; the table lists those of the paper.
+The name of a WRN of any depth and width is `wrn-D-W`; the table lists those of the paper.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from sparring.models.wide_resnet import WideResNet, blocks_per_stage
 
 @dataclass(frozen=True)
 class Architecture:
-    """One row: how it is made from (num_classes, channels, size, normalize), what it accepts, what it is."""
+    """One row: a constructor from (num_classes, channels, size, normalize), the smallest image, a description."""
 
     make: Callable[[int, int, tuple[int, int], nn.Module], nn.Module]
-    smallest: int  # pixels along the shorter side: below it some pooling or stride would leave nothing
+    smallest: int  # pixels along the shorter side: on smaller images a pooling or stride would leave nothing
     about: str
 
 
@@ -69,12 +69,12 @@ ARCHITECTURES = {
 
 
 def list_models() -> list[str]:
-    """The names in the table. Any other `wrn-D-W` can be built too."""
+    """The names in the table. Any other `wrn-D-W` can be built, too."""
     return list(ARCHITECTURES)
 
 
 def describe(name: str) -> str:
-    """One line about a network."""
+    """One line that describes a network."""
     return _find(name).about
 
 
@@ -86,16 +86,16 @@ def build(
     size: tuple[int, int] = (32, 32),
     normalize: tuple[Sequence[float], Sequence[float]] | None = None,
 ) -> nn.Module:
-    """A freshly initialised network from pixels in [0, 1], (N, channels, *size), to logits (N, num_classes).
+    """Build a network from pixels in [0, 1], (N, channels, *size), to logits (N, num_classes).
 
-    `normalize` is (mean, std) per channel: the network's first layer. Initial weights come from torch's global random
+    `normalize` is (mean, std) per channel, the network's first layer. Initial weights come from torch's global random
     state; under `torch.device("meta")` nothing is allocated.
     """
     architecture = _find(name)
     _require_int("num_classes", num_classes, least=2)
     _require_int("channels", channels, least=1)
     if len(size) != 2:
-        raise UserError(f"size must be (height, width), got {size!r}.")
+        raise UserError(f"size must be (height, width), got {size!r}. Write for example (32, 32).")
     height, width = size
     _require_int("the height of the images", height, least=1)
     _require_int("the width of the images", width, least=1)
@@ -113,7 +113,7 @@ def _find(name: str) -> Architecture:
     depth, width = int(wrn[1]), int(wrn[2])
     if width < 1:
         raise UserError(f"the width of a WRN must be at least 1, got {width} in {name!r}. Try 'wrn-{depth}-1'.")
-    return _wrn(depth, width, f"wide ResNet, {blocks_per_stage(depth)} blocks a stage, {width} times as wide")
+    return _wrn(depth, width, f"wide ResNet, {blocks_per_stage(depth)} blocks per stage, {width} times as wide")
 
 
 def _require_int(what: str, value: int, *, least: int) -> None:
@@ -131,9 +131,9 @@ def _too_small(name: str, least: int, height: int, width: int) -> UserError:
 
 def _first_layer(normalize: tuple[Sequence[float], Sequence[float]] | None, channels: int) -> nn.Module:
     if normalize is None:
-        return nn.Identity()  # no keys in the state_dict
+        return nn.Identity()  # adds no keys to the state_dict
     if len(normalize) != 2:
-        raise UserError(f"normalize must be (mean, std), got {len(normalize)} values.")
+        raise UserError(f"normalize must be (mean, std), got {len(normalize)} values. Give two lists.")
     mean, std = normalize
     if len(mean) != channels:
         raise UserError(

@@ -1,12 +1,12 @@
 """ResNet-18 in its CIFAR form: a 3x3 stem without pooling, then four stages of two residual blocks.
 
-11,173,962 parameters and 0.5554 GMAC at 3x32x32 and 10 classes. Keys of the state_dict are those of the CIFAR ResNet
-that the peers use (conv1, bn1, layer1.0.conv1, ..., linear), so their checkpoints load. The last pooling is global:
-at 32x32 it is their 4x4 average pooling, and any size from 8x8 works.
+11,173,962 parameters and 0.5554 GMAC at 3x32x32 and 10 classes. The keys of the state_dict are those of the
+common CIFAR ResNet (conv1, bn1, layer1.0.conv1, ..., linear), so published checkpoints load. The last pooling is
+global: at 32x32 it equals the published 4x4 average pooling, and any size from 8x8 works.
 
-Layers by number, 18 in all as the name says (the 1x1 shortcuts are not counted): 1 the stem; 2-17 the two convolutions
-of each block, the first read after its batch-norm and ReLU, the second as the output of the block (after the addition
-and ReLU); 18 the logits.
+Numbered layers, 18 in total (the 1x1 shortcuts do not count): 1 the stem; 2-17 the two convolutions of each block, the
+first taken after its batch-norm and ReLU, the second as the output of the block (after the addition and ReLU); 18 the
+logits.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Small CNN: the paper's 8-layer network, six 3x3 convolutions and two dense layers (Sec. 5.1, App. C).
 
-1,639,282 parameters and 0.1335 GMAC at 3x32x32 and 10 classes. Keys of the state_dict are those of the authors' code.
-The three poolings halve and round down, so the smallest input is 8x8, and the first dense layer is as large as the
-input size makes it.
+1,639,282 parameters and 0.1335 GMAC at 3x32x32 and 10 classes. The keys of the state_dict are those of the authors'
+code. Each of the three poolings halves the size, rounding down, so the smallest input is 8x8; the width of the first
+dense layer depends on the input size.
 
-Layers by number: 1-6 the convolutions, read after batch-norm and ReLU and before pooling; 7 the first dense layer,
+Numbered layers: 1-6 the convolutions, taken after batch-norm and ReLU and before pooling; 7 the first dense layer,
 after its ReLU; 8 the logits.
 """
 

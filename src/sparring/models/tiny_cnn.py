@@ -1,12 +1,12 @@
-"""Tiny CNN: three 3x3 convolutions and a linear head, for small images and for trials on a CPU.
+"""Tiny CNN: three 3x3 convolutions and a linear head, for small images and quick trials on a CPU.
 
-48,058 parameters at 1x8x8 and 10 classes. The pooling averages: on digits (Madry, eps 0.3, K 10, alpha eps/4, lr 0.05
-and a tenth of it from epoch 19 of 25, batch 64; n=2 seeds) the same network with max-pooling stayed near chance (9 and
-17 % natural), this one reached 92-95 % natural and 47-51 % under PGD-20 of eps/10, in 22-35 s on one core of a shared
-2-core machine. The pooling halves and rounds down, so that from 4x4 on a map of 2x2 or more is left; the head is as
-large as the input size makes it.
+48,058 parameters at 1x8x8 and 10 classes. It uses average pooling: under Madry training on digits (eps 0.3, 10 steps of
+eps/4, lr 0.05 and a tenth of it from epoch 19 of 25, batch 64; n=2 seeds) the same network with max-pooling stayed near
+chance (9 and 17 % natural), this one reached 92-95 % natural and 47-51 % under PGD-20 with steps of eps/10. The pooling
+halves the size, rounding down, so from 4x4 on a map of at least 2x2 is left; the width of the head depends on the input
+size.
 
-Layers by number: 1-3 the convolutions, after batch-norm and ReLU and before pooling; 4 the logits.
+Numbered layers: 1-3 the convolutions, after batch-norm and ReLU and before pooling; 4 the logits.
 """
 
 from __future__ import annotations

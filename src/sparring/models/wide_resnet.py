@@ -9,16 +9,15 @@ Komodakis; TRADES) and n = (depth - 2) / 6 (Madry; the paper's Table 1). So WRN-
 | WRN-58-10              | 9 | 84,885,594 | 12.3212 |
 | WRN-40-4               | 6 | 8,949,210  | 1.2986  |
 
-Keys of the state_dict and initialisation are those of the peers (TRADES, MART, FAT); the `sub_block1` that some of
-their checkpoints carry is never used by their forward pass and does not exist here. The last pooling is global: at
-32x32 it is their 8x8 average pooling, and any size from 4x4 works.
+The keys of the state_dict and the initialisation are those of the published code (TRADES, MART, FAT); the `sub_block1`
+in some published checkpoints is never used by the forward pass and does not exist here. The last pooling is global: at
+32x32 it equals the published 8x8 average pooling, and any size from 4x4 works.
 
-Layers by number, as in App. C, where WRN-40-4 has "totally 41 layers": every convolution counts, the three 1x1
-shortcuts included, and the logits (1 + 36 + 3 + 1 = 41). 1 is the stem. In a block come conv1, the shortcut if there
-is one, and conv2. A layer is read where it ends in a pre-activation network: conv1 and the shortcut as they are,
-before the next batch-norm; conv2 together with the addition, as the output of its block. So App. C's layers 38, 40 and
-41 are the outputs of the last two blocks and the logits. (The paper does not say how it counts; this is the count that
-gives 41.)
+Numbered layers, as in App. C, where WRN-40-4 has "totally 41 layers": every convolution counts, including the three 1x1
+shortcuts, and the logits (1 + 36 + 3 + 1 = 41). 1 is the stem. A block has conv1, the shortcut if there is one, and
+conv2. Outputs are taken where a layer of a pre-activation network ends: conv1 and the shortcut before the next
+batch-norm; conv2 after the addition, as the output of its block. So App. C's layers 38, 40 and 41 are the outputs of
+the last two blocks and the logits. (The paper does not define its numbering; this is the one that gives 41.)
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ from sparring.errors import UserError
 
 
 def blocks_per_stage(depth: int) -> int:
-    """The n of a WRN of this depth, by either convention (they never claim the same depth)."""
-    for extra in (4, 2):  # layers outside the blocks, as each convention counts them
+    """The number of blocks per stage of a WRN of this depth, by either convention (no depth fits both)."""
+    for extra in (4, 2):  # layers outside the blocks in each convention
         n, rest = divmod(depth - extra, 6)
         if rest == 0 and n >= 1:
             return n
@@ -64,14 +63,14 @@ class Block(nn.Module):
 
 
 class Stage(nn.Module):
-    """n blocks of one width; the first may halve the image. A module of its own for the peers' key `blockK.layer`."""
+    """n blocks of one width; the first may halve the image. A module to match the published key `blockK.layer`."""
 
     def __init__(self, n: int, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
         self.layer = nn.Sequential(Block(inputs, outputs, stride), *(Block(outputs, outputs, 1) for _ in range(n - 1)))
 
     def forward(self, x: Tensor) -> Tensor:
-        """All blocks in turn."""
+        """All blocks in sequence."""
         out: Tensor = self.layer(x)
         return out
 
@@ -92,7 +91,7 @@ class WideResNet(nn.Module):
             if isinstance(module, nn.Conv2d):
                 fan_out = module.kernel_size[0] * module.kernel_size[1] * module.out_channels
                 nn.init.normal_(module.weight, std=math.sqrt(2 / fan_out))
-        nn.init.zeros_(self.fc.bias)  # batch-norm starts at 1 and 0 by itself
+        nn.init.zeros_(self.fc.bias)  # batch-norm already starts at 1 and 0
         names = ["conv1"]
         for name, module in self.named_modules():
             if isinstance(module, Block):

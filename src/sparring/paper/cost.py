@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sparring.evaluation.protocols import PROTOCOLS, Climb
+from sparring.evaluation.protocols import PROTOCOLS, PGDAttack
 from sparring.models import seconds_on_a_cpu
 from sparring.objectives import Progress
 from sparring.paper.plan import Job, state, wanting
@@ -66,7 +66,7 @@ def measuring(job: Job) -> float:
         return 20.0
     if not isinstance(measure, Robustness):
         return 0.0
-    steps = sum(attack.steps for attack in PROTOCOLS[measure.protocol].attacks if isinstance(attack, Climb))
+    steps = sum(attack.steps for attack in PROTOCOLS[measure.protocol].attacks if isinstance(attack, PGDAttack))
     images = job.limit or _TESTS.get(job.config.data, 10_000)
     return steps * images / 128 * step / 1000 + measure.autoattack * _AUTOATTACK * step / _STEP["resnet18"][0]
 
@@ -99,7 +99,7 @@ def _measuring_on_a_cpu(job: Job) -> float:
     """AutoAttack takes 1,500 gradients of an image, roughly."""
     if job.config is None or not isinstance(job.row.measure, Robustness):
         return 60.0
-    steps = sum(attack.steps for attack in PROTOCOLS[job.row.measure.protocol].attacks if isinstance(attack, Climb))
+    steps = sum(attack.steps for attack in PROTOCOLS[job.row.measure.protocol].attacks if isinstance(attack, PGDAttack))
     images = job.limit or _TESTS.get(job.config.data, 10_000)
     return 2 * _forward(job.config) * (steps * images + 1500 * job.row.measure.autoattack)
 

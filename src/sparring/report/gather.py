@@ -16,8 +16,8 @@ import torch
 from sparring import weights
 from sparring.data import load
 from sparring.errors import UserError
-from sparring.evaluation import PROTOCOLS, Record, Result
-from sparring.evaluation.protocols import Climb
+from sparring.evaluation import PROTOCOLS, AttackResult, Result
+from sparring.evaluation.protocols import PGDAttack
 from sparring.report.attack_path import AttackPath, attack_path, choose
 from sparring.report.page import Method
 from sparring.schedules import pixels
@@ -142,9 +142,9 @@ def foreign(folder: Path) -> list[Path]:
     return [path for path, read in _evaluations(folder).items() if read is None]
 
 
-def _evaluations(folder: Path) -> dict[Path, tuple[Result, dict[float, list[Record]], tuple[str, ...]] | None]:
+def _evaluations(folder: Path) -> dict[Path, tuple[Result, dict[float, list[AttackResult]], tuple[str, ...]] | None]:
     """What RUN/evaluation holds, the earliest first: each with its attacks by radius and its doubts, if it is whole."""
-    found: dict[Path, tuple[Result, dict[float, list[Record]], tuple[str, ...]] | None] = {}
+    found: dict[Path, tuple[Result, dict[float, list[AttackResult]], tuple[str, ...]] | None] = {}
     for path in sorted((folder / run_folder.EVALUATION).glob("*.json"), key=lambda path: path.stat().st_mtime_ns):
         if path.stem == "bound" or path.stem.startswith("bound-"):  # of `sparring bound`: losses, not accuracies
             continue
@@ -157,15 +157,15 @@ def _evaluations(folder: Path) -> dict[Path, tuple[Result, dict[float, list[Reco
     return found
 
 
-def _groups(result: Result) -> dict[float, list[Record]]:
+def _groups(result: Result) -> dict[float, list[AttackResult]]:
     """The attacks of a result by their protocol's radius; PGD-20 at twice eps stands with its protocol."""
-    groups: dict[float, dict[str, Record]] = {}
+    groups: dict[float, dict[str, AttackResult]] = {}
     for record in result:
         entered: set[float] = set()
         for served in record.serves if record.eps > 0 else ():
             attack, _, protocol = served.partition("@")
             declared = PROTOCOLS[protocol].attacks if protocol in PROTOCOLS else ()
-            times = next((one.times_eps for one in declared if isinstance(one, Climb) and one.name == attack), 1.0)
+            times = next((one.times_eps for one in declared if isinstance(one, PGDAttack) and one.name == attack), 1.0)
             eps = record.eps / times
             if eps not in entered:  # one attack may be PGD-20 to one protocol, and PGD-20 at twice eps to another
                 group = groups.setdefault(eps, {})
@@ -177,7 +177,7 @@ def _groups(result: Result) -> dict[float, list[Record]]:
     return {eps: natural + list(records.values()) for eps, records in groups.items()}
 
 
-def _accuracies(records: Sequence[Record], eps: float) -> dict[str, float]:
+def _accuracies(records: Sequence[AttackResult], eps: float) -> dict[str, float]:
     """By column; the worst case over these attacks inside the ball."""
     found = {}
     for record in records:
@@ -189,14 +189,14 @@ def _accuracies(records: Sequence[Record], eps: float) -> dict[str, float]:
     return {name: found[name] for name in sorted(found, key=lambda name: order.index(name.partition(" (")[0]))}
 
 
-def _protocols(records: Sequence[Record]) -> str:
+def _protocols(records: Sequence[AttackResult]) -> str:
     """'protocol dat', 'protocols dat + autoattack'."""
     names = list(dict.fromkeys(name.partition("@")[2] for record in records for name in record.serves))
     names = [name for name in names if name]
     return f"protocol{'s' if len(names) > 1 else ''} {' + '.join(names)}" if names else ""
 
 
-def _how(records: Sequence[Record]) -> str:
+def _how(records: Sequence[AttackResult]) -> str:
     """What was not left as it is: seeds, restarts, gradients in bf16."""
     attacks = [record for record in records if record.eps > 0]
     seeds = sorted({seed for record in attacks for seed in record.seeds})

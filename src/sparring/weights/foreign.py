@@ -1,10 +1,10 @@
-"""Reads the checkpoints other people publish (.pt, .pth, .pth.tar), and runs nothing from them.
+"""Read published checkpoints (.pt, .pth, .pth.tar) without running code from them.
 
-Only tensors and plain containers are unpickled (`torch.load(weights_only=True)`). The few things peers often save
-beside their weights (an argparse.Namespace, NumPy scalars, paths, dates) are answered with a stand-in that remembers
-nothing, so neither argparse nor NumPy sees the file's data; every other object is refused by name. What is left is
-brought to plain key names: nesting, wrappers' prefixes and parts that no forward pass uses are taken away, each with
-a note that says so. Must not know which architectures exist: that is `sparring.weights`.
+Only tensors and plain containers are unpickled (`torch.load(weights_only=True)`). The few other objects that are often
+saved with weights (an argparse.Namespace, NumPy scalars, paths, dates) are replaced by an inert stand-in, so neither
+argparse nor NumPy sees the file's data; every other object is refused by name. The keys are then reduced to plain
+names: nesting, prefixes of wrappers and parts that no forward pass uses are removed, each with a note. Must not know
+which architectures exist: that is `identify`.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from torch import Tensor
 
 from sparring.errors import UserError
 
-# Where peers keep the weights inside their file, the most telling first.
+# Keys under which published files keep the weights, the most specific first.
 NESTS = ("state_dict", "model_state_dict", "model_state", "net", "model", "network", "weights", "params", "ema")
-# Registered buffers by which a first layer normalises: (mean, std) as peers name them.
+# Buffers of a normalising first layer: (mean, std), by the names in published files.
 NORMALISERS = (("mean", "std"), ("mu", "sigma"), ("new_mean", "new_std"))
 _INERT = (
     "argparse.Namespace",
@@ -36,22 +36,22 @@ _INERT = (
     *(f"pathlib{local}.{name}" for local in ("", "._local") for name in ("PosixPath", "WindowsPath", "Path")),
     *(f"datetime.{name}" for name in ("datetime", "date", "timedelta")),
 )
-_DEPTH = 4  # how deep weights are looked for
+_DEPTH = 4  # levels of nesting in which weights are searched
 _FIX = "Save its weights alone: torch.save(model.state_dict(), 'weights.pt')."
 
 
 @dataclass(frozen=True)
 class Published:
-    """What a published file holds, with plain key names."""
+    """The content of a published file, with plain key names."""
 
-    tensors: dict[str, Tensor]  # float32 where they are real numbers
+    tensors: dict[str, Tensor]  # float32 where they are floating point
     normalize: tuple[list[float], list[float]] | None = None  # (mean, std), where the file has such a layer
     facts: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
 
 class _StandIn:
-    """Takes the place of an object that is of no use here: accepts what its pickle says and forgets it."""
+    """An inert replacement for an object that is not needed: accepts any state and keeps none."""
 
     def __new__(cls, *_: object) -> _StandIn:
         return super().__new__(cls)
@@ -64,7 +64,7 @@ class _StandIn:
 
 
 def read(path: Path) -> Published:
-    """The weights of a published checkpoint."""
+    """Read the weights of a published checkpoint."""
     refuse_impostor(path)
     content = _unpickle(path)
     named, notes = _find(content, path)
@@ -75,11 +75,11 @@ def read(path: Path) -> Published:
 
 
 def plain(named: Mapping[str, Tensor], path: Path) -> Published:
-    """Bring the tensors of a network to plain key names: no wrapper's prefix, no unused part."""
+    """Reduce the keys of a network to plain names: no prefix of a wrapper, no unused part."""
     notes: list[str] = []
     tensors, normalize = _take_normalisation(dict(named), path)
     if normalize is not None:
-        notes.append(f"the file carries a normalisation layer, which is used: mean {normalize[0]}, std {normalize[1]}.")
+        notes.append(f"used the file's normalisation layer: mean {normalize[0]}, std {normalize[1]}.")
     tensors = {key: tensor for key, tensor in tensors.items() if key.rpartition(".")[2] != "n_averaged"}
     while True:
         first = {key.partition(".")[0] for key in tensors}
@@ -89,18 +89,18 @@ def plain(named: Mapping[str, Tensor], path: Path) -> Published:
         elif len(first) == 1 and all(key.count(".") >= 2 for key in tensors if not key.endswith("num_batches_tracked")):
             (prefix,) = first
             tensors = {key.removeprefix(f"{prefix}."): tensor for key, tensor in tensors.items()}
-            notes.append(f"took the prefix {prefix!r} off every key.")
+            notes.append(f"removed the prefix {prefix!r} from every key.")
         else:
             break
     unused = [key for key in tensors if key.startswith("sub_block1.")]
     if unused:
         tensors = {key: tensor for key, tensor in tensors.items() if key not in unused}
-        notes.append(f"left out sub_block1 ({len(unused)} tensors): the published WRN makes it and never uses it.")
+        notes.append(f"left out sub_block1 ({len(unused)} tensors): the published WRN creates it and never uses it.")
     return Published(_as_numbers(tensors, path), normalize, notes=tuple(notes))
 
 
 def refuse_impostor(path: Path) -> None:
-    """Refuse what only has the name of a checkpoint: an empty file, a web page, a pointer, other text."""
+    """Refuse a file that is not a checkpoint: empty, a web page, a Git LFS pointer, other text."""
     try:
         with path.open("rb") as file:
             head = file.read(512)
@@ -121,18 +121,18 @@ def _unpickle(path: Path) -> Any:
     stand_ins: list[Any] = [(_StandIn, name) for name in _INERT]
     try:
         with warnings.catch_warnings(), torch.serialization.safe_globals(stand_ins):
-            warnings.simplefilter("ignore")  # about pickle protocols and storages: of no use to the caller
+            warnings.simplefilter("ignore")  # about pickle protocols and storages: not useful to the caller
             return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # a damaged or hostile pickle can fail anywhere; nothing of it has run
+    except Exception as error:  # a damaged or malicious pickle can fail anywhere; none of its code has run
         raise UserError(f"{path} {_complaint(path, error)}") from None
 
 
 def _complaint(path: Path, error: Exception) -> str:
-    """Why a file could not be read, and what to do."""
+    """Why a file could not be read, and the fix."""
     text = str(error)
     named = re.search(r"GLOBAL (\S+) (?:was not|whose module)", text)
     if named:
-        return f"holds a pickled program object ({named[1]}), which could run code when it is read: refused. {_FIX}"
+        return f"was refused: it holds a pickled object ({named[1]}) that could run code when read. {_FIX}"
     if "TorchScript" in text:
         return f"is a TorchScript program, not a checkpoint. {_FIX}"
     if "legacy .tar format" in text or tarfile.is_tarfile(path):
@@ -140,13 +140,13 @@ def _complaint(path: Path, error: Exception) -> str:
     with path.open("rb") as file:
         zipped = file.read(2) == b"PK"
     if zipped and not zipfile.is_zipfile(path):
-        return "is cut short: a zip archive without its end. Copy or download it again."
+        return "is truncated: a zip archive without its end. Copy or download it again."
     if zipped and not any(name.endswith("data.pkl") for name in _names(path)):
         return "is a zip archive, but not one that torch.save wrote. Unpack it, or give another file."
     if _is_text(path):
         return "is a text file, not a checkpoint. Give the file that torch.save wrote."
     reason = re.sub(r"\s+", " ", text.rpartition("WeightsUnpickler error:")[2]).strip() or type(error).__name__
-    return f"is not a whole checkpoint of torch.save ({reason[:120].rstrip('.')}). Copy it again, or use another."
+    return f"is not a complete checkpoint of torch.save ({reason[:120].rstrip('.')}). Copy it again, or use another."
 
 
 def _names(path: Path) -> list[str]:
@@ -158,7 +158,7 @@ def _names(path: Path) -> list[str]:
 
 
 def _find(content: Any, path: Path) -> tuple[dict[str, Tensor], list[str]]:
-    """The mapping that holds the weights, however deep the file keeps it."""
+    """The mapping that holds the weights, at any level of nesting."""
     found = dict(_weights_in(content, ()))
     if not found:
         kind = f"a dictionary of {_listed(list(content))}" if isinstance(content, Mapping) else type(content).__name__
@@ -170,7 +170,7 @@ def _find(content: Any, path: Path) -> tuple[dict[str, Tensor], list[str]]:
         raise UserError(f"{path} holds several networks ({_listed(['.'.join(p) for p in found])}). Save one alone.")
     notes = [f"read the weights under {'.'.join(place)!r}."] if place else []
     if others:
-        notes.append(f"there are other weights in the file, not read: {_listed(others)}.")
+        notes.append(f"other weights in the file were not read: {_listed(others)}.")
     return found[place], notes
 
 
@@ -183,7 +183,7 @@ def _weights_in(content: Any, place: tuple[str, ...]) -> Iterator[tuple[tuple[st
     else:
         return
     items = [(str(key), value) for key, value in inside if isinstance(key, str | int)]
-    # A network has weights; a bag of moments or statistics has not.
+    # A network has weights; moments of an optimiser or statistics do not.
     tensors = {key: value for key, value in items if isinstance(value, Tensor)}
     if any(key.endswith("weight") for key in tensors):
         yield place, tensors
@@ -196,7 +196,7 @@ def _weights_in(content: Any, place: tuple[str, ...]) -> Iterator[tuple[tuple[st
 def _take_normalisation(
     tensors: dict[str, Tensor], path: Path
 ) -> tuple[dict[str, Tensor], tuple[list[float], list[float]] | None]:
-    """Take (mean, std) out, by whatever name a first layer keeps them."""
+    """Remove (mean, std) of a normalising first layer, under any of their names."""
     pairs: list[tuple[list[float], list[float]]] = []
     for key in list(tensors):
         parent, dot, last = key.rpartition(".")
@@ -212,26 +212,28 @@ def _take_normalisation(
     mean_values, _ = pairs[0]
     if any(abs(value) > 1.5 for value in mean_values):
         raise UserError(
-            f"{path} normalises pixels of 0..255 (mean {mean_values}); here pixels lie in [0, 1]. "
+            f"{path} normalises pixels in 0..255 (mean {mean_values}); Sparring's pixels lie in [0, 1]. "
             "Divide its mean and std by 255 and save it again."
         )
     return tensors, pairs[0]
 
 
 def _short(tensor: Tensor) -> list[float]:
-    """The numbers as a person wrote them: the shortest decimals that give the same float32."""
+    """The shortest decimals that round to the same float32 numbers."""
     return [float(f"{value:.7g}") for value in tensor.detach().to(torch.float32).flatten().tolist()]
 
 
 def _as_numbers(tensors: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
-    """float32 where real, untouched where whole; anything else, or a number that is none, is refused."""
+    """Floating-point tensors as float32, integers unchanged; other tensors and non-finite numbers are refused."""
     numbers: dict[str, Tensor] = {}
     for key, tensor in tensors.items():
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_complex() or tensor.is_meta:
-            raise UserError(f"{path}: {key} is not a tensor of plain numbers. Save the weights dense, in float32.")
+            raise UserError(f"{path}: {key} is not a dense tensor of real numbers. Save the weights dense, in float32.")
         numbers[key] = tensor.detach().to(torch.float32) if tensor.is_floating_point() else tensor.detach()
         if not math.isfinite(numbers[key].sum(dtype=torch.float64).item()):  # NaN and infinity survive a sum
-            raise UserError(f"{path}: {key} holds numbers that are not finite: its training diverged. Use another.")
+            raise UserError(
+                f"{path}: {key} holds numbers that are not finite: the training diverged. Use another file."
+            )
     return numbers
 
 

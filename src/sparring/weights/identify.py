@@ -1,4 +1,4 @@
-"""Which network some tensors belong to, told by their names and shapes: architecture, classes, channels, image size.
+"""Identify the network that tensors belong to, by names and shapes: architecture, classes, channels, image size.
 
 Knows the architectures of `sparring.models`; must not know files. Nothing is allocated: shapes come from torch's meta
 device.
@@ -19,14 +19,14 @@ from sparring.models import build, list_models
 
 Normalisation = tuple[Sequence[float], Sequence[float]]  # (mean, std), one number per channel in each
 Shapes = Mapping[str, tuple[int, ...]]
-# Squares to try where only a dense layer tells the size of the image, the usual ones first.
+# Square sizes to try where only a dense layer reveals the image size, the common ones first.
 SIZES = (32, 28, 8, 64, 224, 96, 16, *range(4, 257))
 FIRST_FEW = 3  # keys named in a message; the rest are counted
 
 
 @dataclass(frozen=True)
-class Network:
-    """The arguments of `models.build`."""
+class Identified:
+    """An identified network: the arguments of `models.build`."""
 
     name: str
     num_classes: int = 10
@@ -35,7 +35,7 @@ class Network:
     normalize: Normalisation | None = None
 
     def build(self) -> nn.Module:
-        """The network on the meta device: names and shapes, no memory, no random numbers."""
+        """Build the network on the meta device: names and shapes, no memory, no random numbers."""
         with torch.device("meta"):
             return build(
                 self.name,
@@ -50,7 +50,7 @@ class Network:
         return {key: tuple(tensor.shape) for key, tensor in self.build().state_dict().items()}
 
     def facts(self) -> dict[str, Any]:
-        """The same as plain JSON."""
+        """The same as plain JSON values."""
         normalize = None if self.normalize is None else [[float(v) for v in part] for part in self.normalize]
         return {
             "name": self.name,
@@ -65,15 +65,15 @@ def name_of(tensors: Mapping[str, Tensor]) -> str | None:
     """The architecture that has exactly these keys, or None."""
     wide = _wide(tensors)
     names = [wide] if wide else [name for name in list_models() if not name.startswith("wrn-")]
-    return next((name for name in names if _telling(Network(name).shapes()) == _telling(tensors)), None)
+    return next((name for name in names if _key_names(Identified(name).shapes()) == _key_names(tensors)), None)
 
 
 def nearest(tensors: Mapping[str, Tensor]) -> tuple[str, float]:
-    """The architecture whose keys agree best, and the share of all keys that agree."""
-    keys, wide = _telling(tensors), _wide(tensors)
+    """The architecture with the most keys in common, and the share of keys in common."""
+    keys, wide = _key_names(tensors), _wide(tensors)
     shares = {}
     for name in [*list_models(), *([wide] if wide else [])]:
-        theirs = _telling(Network(name).shapes())
+        theirs = _key_names(Identified(name).shapes())
         shares[name] = len(keys & theirs) / len(keys | theirs)
     best = max(shares, key=lambda name: shares[name])
     return best, shares[best]
@@ -86,13 +86,13 @@ def read_off(
     num_classes: int | None = None,
     channels: int | None = None,
     size: tuple[int, int] | None = None,
-) -> Network:
-    """A network of this architecture whose shapes are those of the tensors, as far as any is.
+) -> Identified:
+    """The network of this architecture whose shapes match the tensors best.
 
-    Classes come from the last layer, channels from the first, the size from a dense layer that depends on it. What is
-    given is taken as given.
+    Classes come from the last layer, channels from the first, the size from a dense layer that depends on it, unless
+    they are given.
     """
-    modules = list(Network(name).build().named_modules())
+    modules = list(Identified(name).build().named_modules())
     stem = next(key for key, module in modules if isinstance(module, nn.Conv2d))
     head = [key for key, module in modules if isinstance(module, nn.Linear)][-1]
     first, last = tensors.get(f"{stem}.weight"), tensors.get(f"{head}.weight")
@@ -100,7 +100,7 @@ def read_off(
         num_classes = len(last) if last is not None and last.ndim == 2 and len(last) >= 2 else 10
     if channels is None:
         channels = first.shape[1] if first is not None and first.ndim == 4 and first.shape[1] else 3
-    network = Network(name, num_classes, channels)
+    network = Identified(name, num_classes, channels)
     if size is not None:
         return replace(network, size=size)
     best, fewest = network, sum(1 for _ in _problems(tensors, network.shapes()))
@@ -110,22 +110,22 @@ def read_off(
             shapes = square.shapes()
         except UserError:  # too small for this architecture
             continue
-        amiss = sum(1 for _ in _problems(tensors, shapes))
-        if not amiss:
+        wrong = sum(1 for _ in _problems(tensors, shapes))
+        if not wrong:
             return square
-        if shapes == replace(network, size=(2 * side, 2 * side)).shapes():  # the size is not what is amiss
+        if shapes == replace(network, size=(2 * side, 2 * side)).shapes():  # the mismatch is not the size
             break
-        best, fewest = (square, amiss) if amiss < fewest else (best, fewest)
+        best, fewest = (square, wrong) if wrong < fewest else (best, fewest)
     return best
 
 
 def fits(tensors: Mapping[str, Tensor], shapes: Shapes) -> bool:
-    """Whether the tensors are just those of a network with these shapes."""
+    """Whether the tensors are exactly those of a network with these shapes."""
     return next(_problems(tensors, shapes), None) is None
 
 
 def differences(tensors: Mapping[str, Tensor], shapes: Shapes) -> str:
-    """What keeps the tensors from fitting: 'missing: a, b, c and 7 more; unexpected: d.'"""
+    """The reasons why the tensors do not fit: 'missing: a, b, c and 7 more; unexpected: d.'"""
     kinds: dict[str, list[str]] = {}
     for kind, what in _problems(tensors, shapes):
         kinds.setdefault(kind, []).append(what)
@@ -137,18 +137,18 @@ def differences(tensors: Mapping[str, Tensor], shapes: Shapes) -> str:
 
 
 def advice(tensors: Mapping[str, Tensor]) -> str:
-    """What the tensors are, or are nearest to: one sentence."""
+    """One sentence: the architecture of the tensors, or the nearest one."""
     name = name_of(tensors)
     if name is None:
         closest, share = nearest(tensors)
-        return f"The nearest architecture is {closest!r}: {share:.0%} of the keys agree."
+        return f"The nearest architecture is {closest!r}, with {share:.0%} of the keys in common."
     network = read_off(name, tensors)
     return f"The file looks like {name!r} for {network.num_classes} classes and {network.channels} channels."
 
 
 def _problems(tensors: Mapping[str, Tensor], shapes: Shapes) -> Iterator[tuple[str, str]]:
     """(kind of problem, key) for each key that does not fit."""
-    wanted, there = _telling(shapes), _telling(tensors)
+    wanted, there = _key_names(shapes), _key_names(tensors)
     yield from (("missing", key) for key in shapes if key in wanted - there)
     yield from (("unexpected", key) for key in tensors if key in there - wanted)
     for key, shape in shapes.items():
@@ -156,13 +156,13 @@ def _problems(tensors: Mapping[str, Tensor], shapes: Shapes) -> Iterator[tuple[s
             yield "misshaped", f"{key} {tuple(tensors[key].shape)} instead of {shape}"
 
 
-def _telling(keys: Mapping[str, object]) -> set[str]:
-    """The keys that tell an architecture: old files have no batch counters, and any network may normalise."""
+def _key_names(keys: Mapping[str, object]) -> set[str]:
+    """The keys that identify an architecture: old files lack batch counters, and any network may normalise."""
     return {key for key in keys if not key.endswith("num_batches_tracked") and not key.startswith("normalize.")}
 
 
 def _wide(tensors: Mapping[str, Tensor]) -> str | None:
-    """wrn-D-W, by the number of blocks in a stage and the channels of its first convolution."""
+    """wrn-D-W, from the number of blocks in a stage and the channels of its first convolution."""
     blocks = {int(found[1]) for key in tensors if (found := re.match(r"block1\.layer\.([0-9]{1,2})\.", key))}
     first = tensors.get("block1.layer.0.conv1.weight")
     if not blocks or first is None or first.ndim != 4 or len(first) < 16 or len(first) % 16:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from sparring.data import Dataset
-from sparring.evaluation import Record, evaluate
+from sparring.evaluation import AttackResult, evaluate
 from sparring.paper.results import pack
 from sparring.paper.specs import Robustness
 from sparring.training.checkpoint import write_text
@@ -59,7 +59,7 @@ def measure(
     return {"n": len(x), "data": data.note, "attacks": attacks, "doubts": [dict(doubt) for doubt in found.doubts]}
 
 
-def _facts(record: Record) -> dict[str, Any]:
+def _facts(record: AttackResult) -> dict[str, Any]:
     """One attack: what came out, and everything needed to run it again."""
     return {
         "accuracy": record.accuracy,
