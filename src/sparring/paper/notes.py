@@ -31,11 +31,7 @@ def notes(collected: Collected) -> list[str]:
     found += [note for result in shown if (note := _untrained(result))]
     found += [_unfinished(result) for result in collected.begun]
     if collected.other:
-        files = (
-            "1 file here is a copy or has"
-            if collected.other == 1
-            else f"{collected.other} files here are copies or have"
-        )
+        files = "1 file is a copy, or has" if collected.other == 1 else f"{collected.other} files are copies, or have"
         found.append(f"{files} another declaration than the current one: not shown.")
     found += collected.unread
     return [*found, *([item.note] if item.note else [])]

@@ -1,4 +1,4 @@
-"""One self-contained HTML page: what came out, why, how training went, how it was made.
+"""One self-contained HTML page: the results, the reason for them, training curves, how it was made.
 
 The page requests nothing from the network and runs no script (its own Content-Security-Policy forbids both). It works
 on a desktop, on a phone, in dark mode and in print, and nothing on it depends on colour alone. Every sentence about the
