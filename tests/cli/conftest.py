@@ -22,7 +22,7 @@ QUICK = ["fat-digits", "--epochs", "2", "--batch-size", "256", "--attack.steps",
 
 
 @dataclass(frozen=True)
-class Said:
+class Outcome:
     """The outcome of a command."""
 
     code: int
@@ -40,7 +40,7 @@ class Said:
             assert part in self.err, self.err
 
 
-Command = Callable[..., Said]
+Command = Callable[..., Outcome]
 
 
 @pytest.fixture
@@ -48,13 +48,13 @@ def sparring(capsys, tmp_path, monkeypatch) -> Command:
     """`sparring WORDS` in this process, in an empty folder."""
     monkeypatch.chdir(tmp_path)
 
-    def run(*words: object) -> Said:
+    def run(*words: object) -> Outcome:
         capsys.readouterr()
         try:
             code = main([str(word) for word in words])
         except SystemExit as leaving:  # --help
             code = int(leaving.code or 0)
-        return Said(code, *capsys.readouterr())
+        return Outcome(code, *capsys.readouterr())
 
     return run
 

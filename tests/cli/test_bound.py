@@ -75,7 +75,7 @@ def test_the_same_command_gives_the_same_numbers(sparring, run):
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "parts"),
     [
         ([], ["PATH is missing", "A run folder"]),
         (["rum"], ["there is no checkpoint at rum", "Did you mean 'run'?"]),
@@ -95,11 +95,11 @@ def test_the_same_command_gives_the_same_numbers(sparring, run):
         (["hurt"], ["config.json cannot be read. Give the radius: --eps 8/255."]),
     ],
 )
-def test_user_errors(sparring, run, tmp_path, words, says):
+def test_user_errors(sparring, run, tmp_path, words, parts):
     (tmp_path / "file").write_text("")
     shutil.copy(run / "last.safetensors", tmp_path / "alone.safetensors")
     shutil.copytree(run, tmp_path / "hurt")
     (tmp_path / "hurt" / "config.json").write_text("{")
     said = sparring("bound", *words)
-    said.mends(*says)
+    said.mends(*parts)
     assert said.out == ""  # refused before any work

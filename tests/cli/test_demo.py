@@ -50,7 +50,7 @@ def test_the_demo(sparring, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "parts"),
     [
         (["--epochs", "0"], "epochs must be at least 1, got 0"),
         (["--epochs", "few"], "--epochs: 'few' is not a whole number"),
@@ -61,12 +61,12 @@ def test_the_demo(sparring, tmp_path):
         (["--out", "images"], "images holds something else (cat)"),
     ],
 )
-def test_user_errors(sparring, tmp_path, words, says):
+def test_user_errors(sparring, tmp_path, words, parts):
     (tmp_path / "file").write_text("")
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "index.html").write_text("my own")
     (tmp_path / "images" / "cat").mkdir(parents=True)
-    sparring("demo", *words).mends(says)
+    sparring("demo", *words).mends(parts)
 
 
 def test_an_interrupted_demo_fails_and_prints_the_command_that_starts_it_again(sparring, monkeypatch):
@@ -84,14 +84,14 @@ def test_an_interrupted_demo_fails_and_prints_the_command_that_starts_it_again(s
 
 
 @pytest.mark.parametrize(
-    ("natural", "robust", "says"),
+    ("natural", "robust", "parts"),
     [
         ((0.9, 0.95), (0.5, 0.6), ["is more accurate", "more robust under PGD-20"]),
         ((0.9, 0.85), (0.6, 0.5), ["is less accurate", "less robust under PGD-20"]),
         ((0.9, 0.905), (0.5, 0.49), ["is about as accurate", "about as robust under PGD-20"]),
     ],
 )
-def test_the_conclusion_follows_the_numbers(natural, robust, says):
+def test_the_conclusion_follows_the_numbers(natural, robust, parts):
     madry, fat = (
         Method(
             name="",
@@ -104,4 +104,4 @@ def test_the_conclusion_follows_the_numbers(natural, robust, says):
         for i in (0, 1)
     )
     sentence = demo.conclusion(madry, fat, 450)
-    assert all(part in sentence for part in [*says, "9.0 instead of 10.0"])
+    assert all(part in sentence for part in [*parts, "9.0 instead of 10.0"])

@@ -174,7 +174,7 @@ def test_the_findings():
 
 
 def test_a_loss_that_is_no_surrogate_is_detected():
-    """A loss below 1 on misclassified points (as in nats) breaks the first inequality, and the finding says so."""
+    """A loss below 1 on misclassified points (as in nats) breaks the first inequality, and the finding reports it."""
     broken = replace(found([True] * 3, [0.2] * 3, [0.3] * 3), natural=torch.full((3,), 0.1, dtype=torch.float64))
     assert conclude(broken, rho=0.0, **NUMBERS).findings()["risk <= friendly bound"] == "does not hold"
 

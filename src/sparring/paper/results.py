@@ -88,10 +88,10 @@ def write(path: Path, result: Mapping[str, Any]) -> None:
 def _differs(path: Path, result: Mapping[str, Any]) -> bool:
     """Whether the file at `path` is unreadable or has another declaration than `result`."""
     try:
-        before = read(path)
+        written = read(path)
     except UserError:
         return True
-    return before is not None and any(before[key] != result[key] for key in ("config", "measure"))
+    return written is not None and any(written[key] != result[key] for key in ("config", "measure"))
 
 
 def read(path: Path) -> JobResult | None:
