@@ -11,7 +11,7 @@ import torch
 if not torch.cuda.is_available():  # before anything imports Triton: its interpreter runs the engine's kernels on a CPU
     os.environ["TRITON_INTERPRET"] = "1"
 
-from sparring.paper import Bench, carry_out
+from sparring.paper import Workspace, carry_out
 from sparring.recipes.digits import FAT
 from sparring.training.config import Config, with_objective
 from tests.paper.tiny import COURSE, TABLE, planned
@@ -27,5 +27,5 @@ def small() -> Config:
 def measured(tmp_path_factory):
     """A folder in which the tiny items of the paper's machinery are measured; nobody writes to it."""
     folder = tmp_path_factory.mktemp("measured")
-    carry_out([*planned(TABLE, folder), *planned(COURSE, folder)], Bench(torch.device("cpu")))
+    carry_out([*planned(TABLE, folder), *planned(COURSE, folder)], Workspace(torch.device("cpu")))
     return folder

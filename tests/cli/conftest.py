@@ -1,4 +1,4 @@
-"""The command line as a user meets it: words in; exit code, output and errors out."""
+"""Fixtures to run commands as a user does: words in; exit code, output and errors out."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from sklearn.datasets import load_digits
 
 from sparring.cli import main
 
-# About a second: digits with few steps and large batches. Later flags win, so a test may add its own.
+# About a second: digits with few steps and large batches. Later flags override earlier ones.
 QUICK = ["fat-digits", "--epochs", "2", "--batch-size", "256", "--attack.steps", "2", "--no-tensorboard"]
 
 
 @dataclass(frozen=True)
-class Said:
-    """What came of a command."""
+class Outcome:
+    """The outcome of a command."""
 
     code: int
     out: str
     err: str
 
-    def mends(self, *parts: str) -> None:
-        """Exit 2 and one line on standard error with these parts in it."""
+    def user_error(self, *parts: str) -> None:
+        """Assert a user error: exit code 2, and one line on standard error that contains these parts."""
         assert self.code == 2, self
         self.one_line(*parts)
 
@@ -40,7 +40,7 @@ class Said:
             assert part in self.err, self.err
 
 
-Command = Callable[..., Said]
+Command = Callable[..., Outcome]
 
 
 @pytest.fixture
@@ -48,19 +48,19 @@ def sparring(capsys, tmp_path, monkeypatch) -> Command:
     """`sparring WORDS` in this process, in an empty folder."""
     monkeypatch.chdir(tmp_path)
 
-    def run(*words: object) -> Said:
+    def run(*words: object) -> Outcome:
         capsys.readouterr()
         try:
             code = main([str(word) for word in words])
         except SystemExit as leaving:  # --help
             code = int(leaving.code or 0)
-        return Said(code, *capsys.readouterr())
+        return Outcome(code, *capsys.readouterr())
 
     return run
 
 
 def start(*words: object, cwd: Path, **options: object) -> subprocess.Popen[str]:
-    """`sparring WORDS` in a process of its own, which no signal is kept from (nohup would, and a shell's &)."""
+    """`sparring WORDS` in a new process with default signal handlers (nohup and a shell's & ignore signals)."""
 
     def listen() -> None:
         for number in (signal.SIGHUP, signal.SIGINT):
@@ -74,14 +74,14 @@ def start(*words: object, cwd: Path, **options: object) -> subprocess.Popen[str]
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory) -> Path:
-    """A run folder that nobody writes to."""
+    """A finished run folder; tests must not write to it."""
     folder = tmp_path_factory.mktemp("finished") / "run"
     assert main(["train", *QUICK, "--out", str(folder)]) == 0
     return folder
 
 
 def write_images(top: Path, count: int = 300) -> Path:
-    """Digits as a user would have them: one folder of PNG files for each class."""
+    """Digits as PNG files, one folder per class."""
     digits = load_digits()
     for i in range(count):
         folder = top / f"digit {digits.target[i]}"

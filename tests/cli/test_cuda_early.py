@@ -1,4 +1,4 @@
-"""The driver is begun early for commands that compute on a GPU, and for no others."""
+"""The CUDA driver is initialised early for commands that use a GPU, and for no others."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from sparring.cli import cuda_early, main
 
 
 class Driver:
-    """Stands for libcuda: notes what is called, and fails at `broken`."""
+    """A fake libcuda: records its calls, and fails at `broken`."""
 
     def __init__(self, broken: str = "") -> None:
         self.called: list[tuple[str, int]] = []
         self.broken = broken
 
     def cuInit(self, flags):
-        return self._note("cuInit", flags)
+        return self._record("cuInit", flags)
 
     def cuDeviceGet(self, place, number):
         place._obj.value = 40 + number
-        return self._note("cuDeviceGet", number)
+        return self._record("cuDeviceGet", number)
 
     def cuDevicePrimaryCtxRetain(self, place, device):
-        return self._note("cuDevicePrimaryCtxRetain", device.value)
+        return self._record("cuDevicePrimaryCtxRetain", device.value)
 
-    def _note(self, name, number):
+    def _record(self, name, number):
         self.called.append((name, number))
         return 100 if name == self.broken else 0
 
@@ -39,9 +39,9 @@ class Driver:
         ("train fat-digits --device=cuda:1", 1),
     ],
 )
-def test_the_context_of_the_gpu_in_question_is_made(words, number):
+def test_the_context_of_the_chosen_gpu_is_created(words, number):
     driver = Driver()
-    cuda_early.wake(words.split(), lambda name: driver).join()
+    cuda_early.start(words.split(), lambda name: driver).join()
     assert driver.called == [("cuInit", 0), ("cuDeviceGet", number), ("cuDevicePrimaryCtxRetain", 40 + number)]
 
 
@@ -58,16 +58,16 @@ def test_the_context_of_the_gpu_in_question_is_made(words, number):
         "train fat-digits --device mps",
     ],
 )
-def test_others_leave_the_driver_alone(words):
-    assert cuda_early.wake(words.split(), pytest.fail) is None
+def test_other_commands_do_not_touch_the_driver(words):
+    assert cuda_early.start(words.split(), pytest.fail) is None
 
 
-def test_one_process_of_several_leaves_the_choice_to_torch(monkeypatch):
+def test_a_process_of_torchrun_leaves_the_choice_to_torch(monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "1")
-    assert cuda_early.wake(["train", "fat-digits"], pytest.fail) is None
+    assert cuda_early.start(["train", "fat-digits"], pytest.fail) is None
 
 
-def test_a_machine_without_a_driver_or_with_a_broken_one_is_not_noticed():
+def test_a_missing_or_broken_driver_raises_nothing():
     def missing(name):
         raise OSError(name)
 
@@ -79,16 +79,16 @@ def test_a_machine_without_a_driver_or_with_a_broken_one_is_not_noticed():
         assert len(driver.called) == calls
 
 
-def test_the_command_begins_it_before_its_module_is_read(monkeypatch, capsys):
+def test_the_driver_starts_before_the_commands_module_is_imported(monkeypatch, capsys):
     order = []
-    monkeypatch.setattr(cuda_early, "wake", lambda words: order.append(("wake", words)))
+    monkeypatch.setattr(cuda_early, "start", lambda words: order.append(("start", words)))
     monkeypatch.setattr("sparring.cli.importlib.import_module", lambda name: order.append(name) or Command)
     assert main(["train", "fat-digits"]) == 0
-    assert order == [("wake", ["train", "fat-digits"]), "sparring.cli.train"]
+    assert order == [("start", ["train", "fat-digits"]), "sparring.cli.train"]
 
 
 class Command:
-    """Stands for a command's module."""
+    """A fake command module."""
 
     @staticmethod
     def run(words):

@@ -63,5 +63,5 @@ def test_fetching_prints_the_path(sparring, monkeypatch):
 def test_user_errors_are_one_line(sparring, tmp_path, monkeypatch, words, says):
     monkeypatch.setenv("SPARRING_DATA", str(tmp_path / "kept"))
     (tmp_path / "cut.tar.gz").write_bytes(b"\x1f\x8b cut")
-    sparring("data", *words).mends(*says)
+    sparring("data", *words).user_error(*says)
     assert not list(tmp_path.glob("kept/*/*"))

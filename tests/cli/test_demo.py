@@ -10,49 +10,47 @@ import signal
 
 import pytest
 import torch
+from markupsafe import escape
 
 import sparring as library
 from sparring.cli import demo
+from sparring.report.content import Method
 from sparring.report.gather import methods
-from sparring.report.page import Method
 
 
 def test_the_demo(sparring, tmp_path):
-    said = sparring("demo", "--epochs", "1", "--seed", "1", "--out", "a demo")
+    """Table, page, JSON and models; the name of the folder is printed as it is, markup included."""
+    name = "demo [v2][/v3]"
+    said = sparring("demo", "--epochs", "1", "--seed", "1", "--out", name)
     assert said.code == 0 and said.err == ""
-    for word in ("Standard", "Madry", "FAT", *demo.ATTACKS, "mean BPs", "seconds", "a demo/index.html"):
+    for word in ("Standard", "Madry", "FAT", *demo.ATTACKS, "mean BPs", "seconds", f"The page: {name}/index.html"):
         assert word in said.out
-    assert "Friendly training is" in said.out
-    page = (tmp_path / "a demo" / "index.html").read_text(encoding="utf-8")
+    assert "Friendly training is" in said.out and f"load_model('{name}/fat')" in said.out
+    page = (tmp_path / name / "index.html").read_text(encoding="utf-8")
     assert page.lower().startswith("<!doctype html>")
     assert "<svg" in page and not re.findall(r'src="(?!data:)|<link[^>]* href="(?!data:)', page)  # self-contained
-    told = json.loads((tmp_path / "a demo" / "demo.json").read_text())
-    assert told["seed"] == 1 and told["n"] == 450 and set(told["methods"]) == {"Standard", "Madry", "FAT"}
-    assert told["methods"]["Standard"]["backprops"] == 0 and told["methods"]["Madry"]["backprops"] == 10
-    assert 0 < told["methods"]["FAT"]["backprops"] < 10
-    assert library.load_model(tmp_path / "a demo" / "fat")(torch.rand(1, 1, 8, 8)).shape == (1, 10)
-
-
-def test_the_demo_says_how_it_measured_and_leaves_that_to_a_report(sparring, tmp_path):
-    said = sparring("demo", "--epochs", "1", "--out", "demo")
-    again = "sparring evaluate demo/fat --protocol mart --eps 0.3"
-    text = (tmp_path / "demo" / "index.html").read_text(encoding="utf-8")
+    written = json.loads((tmp_path / name / "demo.json").read_text())
+    assert written["seed"] == 1 and written["n"] == 450 and set(written["methods"]) == {"Standard", "Madry", "FAT"}
+    assert written["methods"]["Standard"]["backprops"] == 0 and written["methods"]["Madry"]["backprops"] == 10
+    assert 0 < written["methods"]["FAT"]["backprops"] < 10
+    assert library.load_model(tmp_path / name / "fat")(torch.rand(1, 1, 8, 8)).shape == (1, 10)
+    # The page and the screen name the command that measures FAT again; it gives the same numbers in the same file.
+    again = shlex.join(["sparring", "evaluate", f"{name}/fat", "--protocol", "mart", "--eps", "0.3"])
     assert "Protocol mart: steps of eps/10" in said.out and f"{again}\n" in said.out
-    assert "the protocol mart’s, in steps of eps/10" in text.replace("&#39;", "’") and f"<code>{again}</code>" in text
-    told = json.loads((tmp_path / "demo" / "demo.json").read_text())["methods"]
-    own = {column: told["FAT"][column] for column in demo.ATTACKS}
-    (row,) = methods(tmp_path / "demo" / "fat")
+    assert f"<code>{escape(again)}</code>" in page and "follow the protocol mart, with steps of eps/10" in page
+    own = {column: written["methods"]["FAT"][column] for column in demo.ATTACKS}
+    (row,) = methods(tmp_path / name / "fat")
     assert row.measured == "eps 0.3, 450 images of digits, protocol mart" and own.items() <= row.accuracies.items()
-    # The command that it names gives the same numbers, in the same place.
-    assert sparring(*again.split()[1:], "--no-doubts").code == 0
-    assert [path.name for path in (tmp_path / "demo" / "fat" / "evaluation").glob("*.json")] == ["mart-eps0.3.json"]
-    assert methods(tmp_path / "demo" / "fat")[0].accuracies == row.accuracies
-    assert sparring("report", "demo", "--walks", "0").code == 0
+    assert sparring(*shlex.split(again)[1:], "--no-doubts").code == 0
+    assert [path.name for path in (tmp_path / name / "fat" / "evaluation").glob("*.json")] == ["mart-eps0.3.json"]
+    assert methods(tmp_path / name / "fat")[0].accuracies == row.accuracies
+    # A report shows the demo's measurements, not validation accuracies.
+    assert sparring("report", name, "--strips", "0").code == 0
     assert "(validation)" not in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "parts"),
     [
         (["--epochs", "0"], "epochs must be at least 1, got 0"),
         (["--epochs", "few"], "--epochs: 'few' is not a whole number"),
@@ -63,20 +61,20 @@ def test_the_demo_says_how_it_measured_and_leaves_that_to_a_report(sparring, tmp
         (["--out", "images"], "images holds something else (cat)"),
     ],
 )
-def test_what_the_user_can_mend(sparring, tmp_path, words, says):
+def test_user_errors(sparring, tmp_path, words, parts):
     (tmp_path / "file").write_text("")
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "index.html").write_text("my own")
     (tmp_path / "images" / "cat").mkdir(parents=True)
-    sparring("demo", *words).mends(says)
+    sparring("demo", *words).user_error(parts)
 
 
-def test_an_interrupted_demo_failed_and_says_how_to_start_it_again(sparring, monkeypatch):
-    really = demo.train
+def test_an_interrupted_demo_fails_and_prints_the_command_that_starts_it_again(sparring, monkeypatch):
+    real = demo.train
 
     def train(*args, **kwargs):
         os.kill(os.getpid(), signal.SIGTERM)
-        return really(*args, **kwargs)
+        return real(*args, **kwargs)
 
     monkeypatch.setattr(demo, "train", train)
     words = ["--out", "my demo", "--epochs", "1"]
@@ -86,14 +84,14 @@ def test_an_interrupted_demo_failed_and_says_how_to_start_it_again(sparring, mon
 
 
 @pytest.mark.parametrize(
-    ("natural", "robust", "says"),
+    ("natural", "robust", "parts"),
     [
-        ((0.9, 0.95), (0.5, 0.6), ["is more accurate", "PGD-20 better"]),
-        ((0.9, 0.85), (0.6, 0.5), ["is less accurate", "PGD-20 worse"]),
-        ((0.9, 0.905), (0.5, 0.49), ["is about as accurate", "PGD-20 about as well"]),
+        ((0.9, 0.95), (0.5, 0.6), ["is more accurate", "more robust under PGD-20"]),
+        ((0.9, 0.85), (0.6, 0.5), ["is less accurate", "less robust under PGD-20"]),
+        ((0.9, 0.905), (0.5, 0.49), ["is about as accurate", "about as robust under PGD-20"]),
     ],
 )
-def test_the_verdict_says_which_way_it_fell(natural, robust, says):
+def test_the_conclusion_follows_the_numbers(natural, robust, parts):
     madry, fat = (
         Method(
             name="",
@@ -105,11 +103,5 @@ def test_the_verdict_says_which_way_it_fell(natural, robust, says):
         )
         for i in (0, 1)
     )
-    sentence = demo.verdict(madry, fat, 450)
-    assert all(part in sentence for part in [*says, "9.0 instead of 10.0"])
-
-
-def test_brackets_in_a_path_are_letters(sparring):
-    name = "demo [v2][/v3]"
-    said = sparring("demo", "--epochs", 1, "--out", name)
-    assert said.code == 0 and f"Read why: {name}/index.html" in said.out and f"load_model('{name}/fat')" in said.out
+    sentence = demo.conclusion(madry, fat, 450)
+    assert all(part in sentence for part in [*parts, "9.0 instead of 10.0"])

@@ -84,7 +84,7 @@ def test_other_data_or_normalisation_goes_to_another_file(sparring, run):
         "-limit20-seed2",
     }
     normalised = ["--mean", "0.5", "--std", "1/4"]
-    sparring("evaluate", run, *FAST, *normalised).mends("contains its normalisation", "Leave out --mean")
+    sparring("evaluate", run, *FAST, *normalised).user_error("contains its normalisation", "Leave out --mean")
     bare = {name: tensor.clone() for name, tensor in library.load_model(run).state_dict().items()}
     torch.save(bare, "theirs.pth")
     assert sparring("evaluate", "theirs.pth", "--data", "digits", *FAST, *normalised).code == 0
@@ -99,9 +99,9 @@ def test_images_of_other_classes_are_refused(sparring, tmp_path):
     given = ["--data", "folder:mine", "--validation", "20", "--out", "run"]
     assert sparring("train", *QUICK, *given).code == 0
     said = sparring("evaluate", "run", "--data", "folder:renamed", *FAST)
-    said.mends("run was made for other classes: its class 0 is 'digit 0', that of renamed 'digit 1'")
+    said.user_error("run was made for other classes: its class 0 is 'digit 0', that of renamed 'digit 1'")
     (tmp_path / "mine").rename(tmp_path / "moved")
-    sparring("evaluate", "run", *FAST).mends("no such folder: mine", "run was trained on folder:mine", "--data")
+    sparring("evaluate", "run", *FAST).user_error("no such folder: mine", "run was trained on folder:mine", "--data")
     assert sparring("evaluate", "run", "--data", "folder:moved", *FAST).code == 0
 
 
@@ -149,14 +149,14 @@ def test_user_errors_are_one_line(sparring, run, tmp_path, words, says):
     (tmp_path / "file").write_text("")
     (tmp_path / "cut.safetensors").write_bytes((run / "last.safetensors").read_bytes()[:3000])
     said = sparring("evaluate", *words)
-    said.mends(*says)
+    said.user_error(*says)
     assert said.out == ""  # fails before any work
 
 
 def test_an_unwritable_folder_fails_before_the_work(sparring, run, monkeypatch):
     monkeypatch.setattr(command.os, "access", lambda path, mode: False)  # root may write anywhere
     said = sparring("evaluate", run, *FAST)
-    said.mends("is not writable. Choose another with --out.")
+    said.user_error("is not writable. Choose another with --out.")
     assert said.out == ""
 
 
@@ -202,7 +202,7 @@ def test_models_of_the_same_name_do_not_share_results(sparring, run, tmp_path):
     assert sparring("evaluate", tmp_path / "a" / "model.safetensors", *words).code == 0
     assert sparring("evaluate", "a/model.safetensors", *words).code == 0  # the same file
     again = sparring("evaluate", "b/model.safetensors", *words)
-    again.mends("model holds results of ", "a/model.safetensors", "those of b/model.safetensors: --out")
+    again.user_error("model holds results of ", "a/model.safetensors", "those of b/model.safetensors: --out")
     assert sparring("evaluate", "b/model.safetensors", *words, "--out", "elsewhere").code == 0
 
 
@@ -212,7 +212,7 @@ def test_results_of_another_model_are_not_overwritten(sparring, run, tmp_path, n
     assert sparring(name, run, *more, "--out", "mine").code == 0
     (file,) = Path("mine").glob("*.json")
     before = file.read_bytes()
-    sparring(name, "other", *more, "--out", "mine").mends("mine holds results of ", "run", "those of other: --out")
+    sparring(name, "other", *more, "--out", "mine").user_error("mine holds results of ", "run", "those of other: --out")
     assert file.read_bytes() == before
     assert sparring(name, run, *more, "--out", "mine").code == 0  # its own results
     assert sparring(name, "other", *more, "--seed", 3, "--out", "mine").code == 0  # another file
@@ -230,7 +230,7 @@ def test_a_result_that_cannot_be_saved_is_still_shown(sparring, run, monkeypatch
 
 @pytest.mark.parametrize("command_", ["evaluate", "bound"])
 def test_an_invalid_seed_is_refused(sparring, run, command_):
-    sparring(command_, run, "--limit", 20, "--seed", 2**63).mends("a seed must lie between 0 and 2^63 - 1")
+    sparring(command_, run, "--limit", 20, "--seed", 2**63).user_error("a seed must lie between 0 and 2^63 - 1")
 
 
 @pytest.mark.parametrize(
@@ -250,7 +250,7 @@ def test_images_of_another_size_are_refused(sparring, run, tmp_path):
     }
     np.savez(tmp_path / "large.npz", **images)
     refused = sparring("evaluate", run, *FAST, "--data", "npz:large.npz")
-    refused.mends("was made for images of 8x8, those of large are 12x12.")
+    refused.user_error("was made for images of 8x8, those of large are 12x12.")
 
 
 def test_explain_prints_the_page_of_a_doubt(sparring):
@@ -267,4 +267,4 @@ def test_explain_lists_the_doubts(sparring, words):
 
 def test_an_unknown_doubt_lists_the_names(sparring):
     said = sparring("evaluate", "--explain=zero-gradient")
-    said.mends("unknown doubt 'zero-gradient'", "Did you mean 'zero-gradients'?", "train-mode")
+    said.user_error("unknown doubt 'zero-gradient'", "Did you mean 'zero-gradients'?", "train-mode")

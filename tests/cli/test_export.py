@@ -38,7 +38,7 @@ def test_the_printed_lines_load_the_export(sparring, finished, tmp_path):
 def test_user_errors_are_one_line(sparring, finished, tmp_path, words, says):
     (tmp_path / "file").write_text("")
     (tmp_path / "text.pth").write_text("hello")
-    sparring("export", *[finished if word == "RUN" else word for word in words]).mends(*says)
+    sparring("export", *[finished if word == "RUN" else word for word in words]).user_error(*says)
 
 
 @pytest.mark.parametrize("nth", [1, 2])
@@ -51,5 +51,5 @@ def test_a_full_disk_is_an_error(sparring, finished, tmp_path, monkeypatch, nth)
         return really(self, data)
 
     monkeypatch.setattr(Path, "write_bytes", write)
-    sparring("export", finished).mends("cannot write export/run-last.", "the disk is full")
+    sparring("export", finished).user_error("cannot write export/run-last.", "the disk is full")
     assert len(list(tmp_path.glob("export/*"))) == nth - 1

@@ -1,4 +1,4 @@
-"""Dispatch, exit codes, readers and terminals that are not what one hopes for."""
+"""Dispatch, exit codes, signals, closed pipes and limited terminals."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ def test_usage_names_every_command(sparring, words):
     assert "Examples:" in said.out
 
 
-def test_version(sparring):
+def test_the_version_is_printed(sparring):
     assert re.fullmatch(r"sparring \d+\.\d+\S*\n", sparring("--version").out)
 
 
-def test_a_misspelt_command(sparring):
-    sparring("tarin").mends("unknown command 'tarin'", "Did you mean 'train'?", "Known: demo, train")
+def test_a_misspelled_command_gets_a_suggestion(sparring):
+    sparring("tarin").user_error("unknown command 'tarin'", "Did you mean 'train'?", "Known: demo, train")
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_explains_itself_with_an_example(sparring, name):
+def test_every_commands_help_has_an_example(sparring, name):
     said = sparring(name, "--help")
     assert said.code == 0 and said.err == ""
     assert said.out.startswith(f"usage: sparring {name}")
@@ -47,9 +47,9 @@ def test_every_command_explains_itself_with_an_example(sparring, name):
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_refuses_a_flag_it_does_not_know(sparring, name, finished):
+def test_every_command_refuses_an_unknown_flag(sparring, name, finished):
     needed = {"train": ["fat-digits"], "evaluate": [finished], "bound": [finished], "export": [finished]}.get(name, [])
-    sparring(name, *needed, "--no-such-flag", "3").mends("--no-such-flag", f"See `sparring {name}")
+    sparring(name, *needed, "--no-such-flag", "3").user_error("--no-such-flag", f"See `sparring {name}")
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_every_command_refuses_a_flag_it_does_not_know(sparring, name, finished)
         (OSError(errno.ENAMETOOLONG, "Too long", "a"), 2, "sparring: a cannot be read or written: too long.\n"),
     ],
 )
-def test_errors_become_a_line_and_a_code(sparring, monkeypatch, error, code, line):
+def test_errors_become_one_line_and_an_exit_code(sparring, monkeypatch, error, code, line):
     def fail(words):
         raise error
 
@@ -94,7 +94,7 @@ def test_a_bug_keeps_its_traceback(sparring, monkeypatch, bug):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_waits_until_libraries_are_loaded(sparring, monkeypatch, number):
-    """Cut off while it loads, numpy has words of its own for that; and some libraries swallow it."""
+    """Interrupted while loading, numpy prints an error of its own, and some libraries ignore it."""
     real, loaded = importlib.import_module, []
 
     def slow(name):
@@ -104,7 +104,7 @@ def test_ctrl_c_waits_until_libraries_are_loaded(sparring, monkeypatch, number):
         return real(name)
 
     monkeypatch.setattr(cli.importlib, "import_module", slow)
-    kept = signal.signal(signal.SIGINT, signal.default_int_handler)  # tests that run in the background ignore it
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)  # in a background job it may be ignored
     try:
         before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
         said = sparring("recipes")
@@ -112,10 +112,10 @@ def test_ctrl_c_waits_until_libraries_are_loaded(sparring, monkeypatch, number):
         assert loaded == ["sparring.cli.recipes"]
         assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
     finally:
-        signal.signal(signal.SIGINT, kept)
+        signal.signal(signal.SIGINT, previous)
 
 
-def test_a_job_that_ignores_ctrl_c_goes_on_to(sparring, monkeypatch):
+def test_a_job_that_ignores_ctrl_c_continues_to(sparring, monkeypatch):
     real = importlib.import_module
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
@@ -125,7 +125,7 @@ def test_a_job_that_ignores_ctrl_c_goes_on_to(sparring, monkeypatch):
         signal.signal(signal.SIGINT, before)
 
 
-def test_sigterm_interrupts_any_command_and_its_handler_goes_again(sparring, monkeypatch):
+def test_sigterm_interrupts_any_command_and_the_handler_is_restored(sparring, monkeypatch):
     def wait(words):
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(5)
@@ -137,7 +137,7 @@ def test_sigterm_interrupts_any_command_and_its_handler_goes_again(sparring, mon
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_a_thread_may_call_it(sparring):
+def test_main_may_run_in_a_thread(sparring):
     codes = []
     thread = threading.Thread(target=lambda: codes.append(cli.main(["--version"])))
     thread.start()
@@ -145,14 +145,14 @@ def test_a_thread_may_call_it(sparring):
     assert codes == [0]
 
 
-def test_help_does_not_wait_for_torch():
-    """It answers in a twentieth of a second, where torch takes more than one."""
+def test_help_does_not_import_torch():
+    """Help takes a twentieth of a second; importing torch takes more than one."""
     code = "import sys; from sparring.cli import main; main(['--help']); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL).returncode == 0
 
 
 @pytest.mark.parametrize("words", [["--help"], ["recipes"], ["data", "--help"]])
-def test_a_reader_that_goes_away_is_no_error(tmp_path, words):
+def test_a_closed_output_pipe_is_no_error(tmp_path, words):
     """`sparring recipes | true`."""
     child = start(*words, cwd=tmp_path)
     assert child.stdout is not None and child.stderr is not None
@@ -161,7 +161,7 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path, words):
     child.stderr.close()
 
 
-def test_an_error_nobody_reads_keeps_its_code(tmp_path):
+def test_an_error_on_a_closed_pipe_keeps_its_exit_code(tmp_path):
     """`sparring tarin 2>&1 | true`."""
     child = start("tarin", cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     assert child.stdout is not None
@@ -169,7 +169,7 @@ def test_an_error_nobody_reads_keeps_its_code(tmp_path):
     assert child.wait() == 2
 
 
-def test_a_terminal_that_knows_ascii_only(tmp_path, monkeypatch):
+def test_an_ascii_terminal_is_enough(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONIOENCODING", "ascii")
     monkeypatch.setenv("COLUMNS", "60")  # so narrow that rich shortens words with an ellipsis
     listed = start("recipes", cwd=tmp_path)

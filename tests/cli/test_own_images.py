@@ -34,11 +34,11 @@ def test_resuming_on_changed_images_is_refused(sparring, own):
     shutil.copytree(own / "mine", own / "kept")
     (next((own / "mine" / "digit 3").iterdir())).unlink()
     refused = sparring("train", "--out", "run", "--resume")
-    refused.mends("the training images of folder:mine are not those")
+    refused.user_error("the training images of folder:mine are not those")
     shutil.rmtree(own / "mine")
     shutil.copytree(own / "kept", own / "mine")
     (own / "mine" / "digit 3").rename(own / "mine" / "digit z")  # the labels mean other classes
-    sparring("train", "--out", "run", "--resume").mends("are not those")
+    sparring("train", "--out", "run", "--resume").user_error("are not those")
     shutil.rmtree(own / "mine")
     shutil.copytree(own / "kept", own / "mine")
     assert sparring("train", "--out", "run", "--resume").code == 0
@@ -46,10 +46,10 @@ def test_resuming_on_changed_images_is_refused(sparring, own):
 
 def test_moved_images_are_found_by_their_new_path(sparring, own):
     (own / "mine").rename(own / "theirs")
-    sparring("train", "--out", "run", "--resume").mends("no such folder: mine", "--data")
+    sparring("train", "--out", "run", "--resume").user_error("no such folder: mine", "--data")
     write_images(own / "others", 90)
     other = sparring("train", "--out", "run", "--resume", "--data", "folder:others")
-    other.mends("another configuration (data folder:mine -> folder:others)")
+    other.user_error("another configuration (data folder:mine -> folder:others)")
     assert sparring("train", "--out", "run", "--resume", "--data", "folder:theirs").code == 0
     assert run_folder.open_run(Path("run")).config.data == "folder:theirs"
     (own / "theirs").rename(own / "ours")  # for a finished run

@@ -114,7 +114,7 @@ def test_what_is_found_another_way_trains_by_the_same_command(sparring, recipe):
     ],
 )
 def test_what_the_user_can_mend(sparring, tmp_path, words, says):
-    sparring("train", *words).mends(*says)
+    sparring("train", *words).user_error(*says)
     assert not list(tmp_path.iterdir())
 
 
@@ -132,17 +132,17 @@ def test_folders_that_cannot_be_used(sparring, tmp_path, out, says):
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "draft.tex").write_text("mine")
     for more in ([], ["--overwrite"]):
-        sparring("train", *QUICK, "--out", out, *more).mends(says)
+        sparring("train", *QUICK, "--out", out, *more).user_error(says)
     assert (tmp_path / "file").read_text() == (tmp_path / "thesis" / "draft.tex").read_text() == "mine"
 
 
 def test_a_run_is_kept_unless_it_is_given_up(sparring, finished, tmp_path):
     folder = Path(shutil.copytree(finished, tmp_path / "run"))
     before = (folder / run_folder.LAST).read_bytes()
-    sparring("train", *QUICK, "--out", folder).mends("already holds a run", "--resume", "--out", "--overwrite")
-    sparring("train", *QUICK, "--out", folder, "--resume", "--epochs", "3").mends("configuration (epochs 2 -> 3)")
-    sparring("train", "--out", folder, "--resume", "--seed", "4").mends("another configuration (seed 0 -> 4)")
-    sparring("train", "madry-digits", "--out", folder, "--resume").mends("objective fat -> madry")
+    sparring("train", *QUICK, "--out", folder).user_error("already holds a run", "--resume", "--out", "--overwrite")
+    sparring("train", *QUICK, "--out", folder, "--resume", "--epochs", "3").user_error("configuration (epochs 2 -> 3)")
+    sparring("train", "--out", folder, "--resume", "--seed", "4").user_error("another configuration (seed 0 -> 4)")
+    sparring("train", "madry-digits", "--out", folder, "--resume").user_error("objective fat -> madry")
     assert (folder / run_folder.LAST).read_bytes() == before
     assert sparring("train", *QUICK, "--out", folder, "--overwrite", "--seed", "4").code == 0
     assert run_folder.open_run(folder).config.seed == 4
@@ -151,7 +151,7 @@ def test_a_run_is_kept_unless_it_is_given_up(sparring, finished, tmp_path):
 def test_resuming_with_another_length_is_refused_and_not_called_finished(sparring, finished, tmp_path):
     folder = Path(shutil.copytree(finished, tmp_path / "run"))
     said = sparring("train", "--out", folder, "--resume", "--epochs", "1")
-    said.mends("was begun with another configuration")
+    said.user_error("was begun with another configuration")
     assert "finished already" not in said.out
 
 
@@ -180,7 +180,7 @@ def test_resuming_a_finished_run_says_so_and_changes_nothing(sparring, finished,
 def test_a_damaged_run_is_told(sparring, finished, tmp_path, name, content, says):
     folder = Path(shutil.copytree(finished, tmp_path / "run"))
     (folder / name).write_bytes(content)
-    sparring("train", "--out", folder, "--resume").mends(says)
+    sparring("train", "--out", folder, "--resume").user_error(says)
 
 
 def test_a_loss_that_is_not_finite_is_a_failed_run(sparring, tmp_path):
@@ -239,10 +239,10 @@ def test_bad_images_are_named_before_anything_is_made(sparring, tmp_path):
     write_images(tmp_path / "images", count=60)
     (tmp_path / "images" / "digit 3" / "broken.png").write_text("not an image")
     said = sparring("train", *QUICK, "--data", "folder:images")
-    said.mends("1 file cannot be used: images/digit 3/broken.png (not an image)", "Mend or remove")
+    said.user_error("1 file cannot be used: images/digit 3/broken.png (not an image)", "Mend or remove")
     (tmp_path / "images" / "digit 3" / "broken.png").unlink()
-    sparring("train", *QUICK, "--data", "folder:images").mends("cannot hold out 120 of 49", "--validation")
-    sparring("train", *QUICK, "--data", "images").mends("write folder:images")
+    sparring("train", *QUICK, "--data", "folder:images").user_error("cannot hold out 120 of 49", "--validation")
+    sparring("train", *QUICK, "--data", "images").user_error("write folder:images")
     assert not (tmp_path / "runs").exists()
 
 
@@ -379,12 +379,12 @@ def test_a_curriculum_that_cannot_get_to_its_end_is_told():
 def test_a_finished_run_without_its_records(sparring, finished, tmp_path):
     run = shutil.copytree(finished, tmp_path / "run")
     (run / run_folder.METRICS).unlink()
-    sparring("train", "--out", run, "--resume").mends("metrics.jsonl is damaged", "and there are none.")
+    sparring("train", "--out", run, "--resume").user_error("metrics.jsonl is damaged", "and there are none.")
 
 
 def test_a_folder_name_that_checkpoints_cannot_have_and_a_seed_that_is_too_large(sparring, tmp_path):
-    sparring("train", *QUICK, "--out", tmp_path / "l\udce4uf").mends("is not UTF-8", "Choose another with --out")
-    sparring("train", *QUICK, "--seed", 2**63).mends("a seed must lie between 0 and 2^63 - 1")
+    sparring("train", *QUICK, "--out", tmp_path / "l\udce4uf").user_error("is not UTF-8", "Choose another with --out")
+    sparring("train", *QUICK, "--seed", 2**63).user_error("a seed must lie between 0 and 2^63 - 1")
 
 
 def test_a_folder_that_may_not_be_read_is_one_line(sparring, monkeypatch):
@@ -392,4 +392,4 @@ def test_a_folder_that_may_not_be_read_is_one_line(sparring, monkeypatch):
         raise PermissionError(errno.EACCES, "Permission denied", "run/config.json")
 
     monkeypatch.setattr(command, "_options", forbidden)
-    sparring("train", "fat-digits").mends("run/config.json cannot be read or written: permission denied.")
+    sparring("train", "fat-digits").user_error("run/config.json cannot be read or written: permission denied.")

@@ -1,4 +1,4 @@
-"""Theorem 1: the surrogate, the terms in closed form on a linear model, the intervals, the verdicts."""
+"""Theorem 1: the surrogate, the terms in closed form on a linear model, the intervals, the findings."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from torch import nn
 
 from sparring.attacks import autoattack
 from sparring.errors import UserError
-from sparring.paper import bound
-from sparring.paper.bound import Extremes, bits, bootstrap, conclude, estimate
+from sparring.paper import extremes
+from sparring.paper.bound import bootstrap, conclude, estimate
+from sparring.paper.extremes import Extremes, bits
 
 NUMBERS = {"eps": 0.1, "strongest": "pgd", "seed": 0, "resamples": 200}
 
 
 @given(st.lists(st.floats(-50, 50), min_size=2, max_size=6), st.data())
 def test_the_surrogate_bounds_the_zero_one_loss(z, data):
-    """Not negative, at least 1 where the model is wrong; a tie of two is exactly 1, whichever class argmax takes."""
+    """Never negative, and at least 1 where the model is wrong; a tie of two classes is exactly 1."""
     logits = torch.tensor([z], dtype=torch.float64)
     y = torch.tensor([data.draw(st.integers(0, len(z) - 1))])
     loss = bits(logits, y).item()
@@ -33,7 +34,7 @@ def test_the_surrogate_bounds_the_zero_one_loss(z, data):
 
 
 def linear() -> nn.Module:
-    """Two classes; the margin z_1 - z_0 has the slope (4, -2): eps 0.1 moves it by 0.6 either way."""
+    """Two classes; the margin z_1 - z_0 has the gradient (4, -2), so eps 0.1 changes it by up to 0.6."""
     model = nn.Linear(2, 2, bias=False).double()
     with torch.no_grad():
         model.weight.copy_(torch.tensor([[-2.0, 1.0], [2.0, -1.0]]))
@@ -44,7 +45,7 @@ MARGINS = torch.tensor([-0.59, -0.55, -0.2, -0.05, 0.05, 0.3, 0.59, 1.0, 1.5, -0
 
 
 def images() -> tuple[torch.Tensor, torch.Tensor]:
-    """Images of class 0 with these margins, far enough from the ends of the pixel range; then some that stand."""
+    """Images of class 0 with these margins, away from the ends of the pixel range; the last two cannot be fooled."""
     first = torch.cat([MARGINS, MARGINS[:2] - 0.4])
     x = torch.stack([(first + 1.2) / 4, torch.full_like(first, 0.6)], dim=1)
     assert x[:, 0].min() >= 0.05 and x.max() <= 0.9
@@ -54,12 +55,12 @@ def images() -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("strongest", ["pgd", "autoattack"])
 @pytest.mark.parametrize("rho", [0.0, 0.25])
 def test_closed_form_on_a_linear_model(strongest, rho):
-    """With the margin in [m - 0.6, m + 0.6]: wrong if m + 0.6 > 0; then least at max(m - 0.6, 0); most at m + 0.6."""
+    """The margin covers [m - 0.6, m + 0.6]: wrong if m + 0.6 > 0, least at max(m - 0.6, 0), most at m + 0.6."""
     x, y = images()
     if strongest == "autoattack":
-        x = x[:, None, None, :]  # its Square needs images
+        x = x[:, None, None, :]  # Square needs images
     m = torch.cat([MARGINS, MARGINS[:2] - 0.4])
-    cut = torch.minimum(x.flatten(1)[:, 0], torch.tensor(0.1))  # where the pixel range cuts the ball below
+    cut = torch.minimum(x.flatten(1)[:, 0], torch.tensor(0.1))  # the pixel range cuts the ball from below
     low, high = m - 4 * cut - 0.2, m + 0.6
     loss = [torch.log2(1 + torch.exp(value)) for value in (m, low.clamp(min=0), high)]
     wrong = high > 0
@@ -77,8 +78,8 @@ def test_closed_form_on_a_linear_model(strongest, rho):
     assert found.tighter.value == pytest.approx(found.conventional.value - found.friendly.value)
 
 
-def test_autoattack_is_asked_about_what_still_stands_and_counts(monkeypatch):
-    """A point that only AutoAttack finds makes its image wrong, and enters both losses, pulled towards the image."""
+def test_autoattack_runs_on_images_that_are_still_right_and_its_points_count(monkeypatch):
+    """A point that only AutoAttack finds makes its image wrong, and enters both losses, moved towards the image."""
     x, y = images()
     x = x[:, None, None, :]
     model = nn.Sequential(nn.Flatten(), linear())
@@ -86,22 +87,22 @@ def test_autoattack_is_asked_about_what_still_stands_and_counts(monkeypatch):
 
     def part(name, model, x, y, **_):
         asked.append(len(x))
-        # Margin 4 * 0.8 - 2 * 0 = 3.2: wrong by far, and (unlike a real attack) outside of the ball.
+        # Margin 4 * 0.8 - 2 * 0 = 3.2: misclassified, and (unlike a real attack) outside the ball.
         return autoattack.Claim(torch.tensor([0.8, 0.0]).expand_as(x).to(x), torch.ones(len(x), dtype=torch.bool))
 
-    monkeypatch.setattr(bound, "attack_part", part)
-    before = estimate(model, x, y, **NUMBERS)
-    after = estimate(model, x, y, **(NUMBERS | {"strongest": "autoattack"}))
-    standing = round((1 - before.risk.value) * len(x))
-    assert asked == [standing] and standing > 0
-    assert after.risk.value == 1.0
-    assert after.worst_term.value > before.worst_term.value
-    pulled = (after.friendly_term.value - before.friendly_term.value) * len(x) / standing
-    assert pulled < 0.5  # from below 1 bit to 1 and rho; where AutoAttack's point was, it has 4.7
+    monkeypatch.setattr(extremes, "attack_part", part)
+    without = estimate(model, x, y, **NUMBERS)
+    with_it = estimate(model, x, y, **(NUMBERS | {"strongest": "autoattack"}))
+    right = round((1 - without.risk.value) * len(x))
+    assert asked == [right] and right > 0
+    assert with_it.risk.value == 1.0
+    assert with_it.worst_term.value > without.worst_term.value
+    pulled = (with_it.friendly_term.value - without.friendly_term.value) * len(x) / right
+    assert pulled < 0.5  # from below 1 bit to 1 + rho; the loss at AutoAttack's own point is 4.7
 
 
-def test_every_part_of_autoattack_is_asked_in_turn(monkeypatch):
-    """Each about what those before it have left; here the second finds one, the third all that is left."""
+def test_the_parts_of_autoattack_run_in_turn(monkeypatch):
+    """Each runs on what the previous ones left; here the second finds one image, the third all others."""
     x, y = images()
     x = x[:, None, None, :]
     asked = []
@@ -113,25 +114,27 @@ def test_every_part_of_autoattack_is_asked_in_turn(monkeypatch):
         far = torch.tensor([0.8, 0.0]).expand_as(x).to(x)
         return autoattack.Claim(torch.where(found[:, None, None, None], far, x), found)
 
-    monkeypatch.setattr(bound, "attack_part", part)
-    before = estimate(nn.Sequential(nn.Flatten(), linear()), x, y, **NUMBERS)
-    after = estimate(nn.Sequential(nn.Flatten(), linear()), x, y, **(NUMBERS | {"strongest": "autoattack"}))
-    standing = round((1 - before.risk.value) * len(x))
+    monkeypatch.setattr(extremes, "attack_part", part)
+    without = estimate(nn.Sequential(nn.Flatten(), linear()), x, y, **NUMBERS)
+    with_it = estimate(nn.Sequential(nn.Flatten(), linear()), x, y, **(NUMBERS | {"strongest": "autoattack"}))
+    right = round((1 - without.risk.value) * len(x))
     assert [name for name, _ in asked] == list(autoattack.parts("standard", classes=2))[: len(asked)]
-    assert [count for _, count in asked] == [standing, standing, standing - 1] and after.risk.value == 1.0
+    assert [count for _, count in asked] == [right, right, right - 1] and with_it.risk.value == 1.0
 
 
-def test_the_margin_loss_climbs_too(monkeypatch):
-    """Where cross-entropy has no slope left, as behind a logit of a thousand, the margin still has."""
+def test_pgd_also_maximises_the_margin(monkeypatch):
+    """Where the gradient of the cross-entropy vanishes, as with a logit of a thousand, that of the margin does not."""
     losses = []
-    real = bound.pgd_from
-    monkeypatch.setattr(bound, "pgd_from", lambda *a, loss, **more: losses.append(loss) or real(*a, loss=loss, **more))
+    real = extremes.pgd_from
+    monkeypatch.setattr(
+        extremes, "pgd_from", lambda *a, loss, **more: losses.append(loss) or real(*a, loss=loss, **more)
+    )
     x, y = images()
     estimate(linear(), x, y, **NUMBERS)
     assert losses == ["ce", "cw"]
 
 
-def test_what_gives_no_bound_is_refused():
+def test_a_model_without_finite_losses_is_refused():
     x, y = images()
 
     class Broken(nn.Module):
@@ -149,37 +152,37 @@ def found(wrong: list[bool], least: list[float], most: list[float]) -> Extremes:
     return Extremes(numbers[0], torch.tensor(wrong), numbers[1], numbers[2])
 
 
-def test_the_verdicts():
+def test_the_findings():
     holds, fails = "holds", "does not hold"
     some = found([True, True, False, False], [1.0, 1.2, math.inf, math.inf], [2.0, 3.0, 0.9, 0.2])
     result = conclude(some, rho=0.1, **NUMBERS)
     assert result.friendly_term.value == pytest.approx((1.1 + 1.3 + 0.9 + 0.2) / 4)
     assert result.worst_term.value == pytest.approx((2.0 + 3.0 + 0.9 + 0.2) / 4)
-    assert list(result.verdicts().values()) == [holds, holds]
+    assert list(result.findings().values()) == [holds, holds]
     assert result.largest_rho == pytest.approx((1.0 + 1.8) / 2)  # the mean of most - least over the wrong ones
     assert conclude(some, rho=result.largest_rho, **NUMBERS).tighter.value == pytest.approx(0.0)
-    # A rho above every difference makes the friendly bound the looser one.
-    assert list(conclude(some, rho=5.0, **NUMBERS).verdicts().values())[1] != holds
+    # A rho above every difference makes the friendly bound the larger one.
+    assert list(conclude(some, rho=5.0, **NUMBERS).findings().values())[1] != holds
     all_wrong = found([True] * 4, [1.0] * 4, [2.0] * 4)
-    assert list(conclude(all_wrong, rho=5.0, **NUMBERS).verdicts().values()) == [holds, fails]
+    assert list(conclude(all_wrong, rho=5.0, **NUMBERS).findings().values()) == [holds, fails]
     # One image for, one against.
-    torn = found([True, True], [1.0, 1.0], [1.0, 1.3])
-    assert list(conclude(torn, rho=0.1, **NUMBERS).verdicts().values()) == [holds, "undecided by 2 images"]
-    # Where nothing is wrong the two bounds are one.
-    calm = found([False, False], [math.inf] * 2, [0.3, 0.4])
-    result = conclude(calm, rho=0.1, **NUMBERS)
+    mixed = found([True, True], [1.0, 1.0], [1.0, 1.3])
+    assert list(conclude(mixed, rho=0.1, **NUMBERS).findings().values()) == [holds, "undecided with 2 images"]
+    # Without misclassified points the two bounds are equal.
+    right = found([False, False], [math.inf] * 2, [0.3, 0.4])
+    result = conclude(right, rho=0.1, **NUMBERS)
     assert result.largest_rho is None
-    assert result.tighter.value == result.tighter.low == 0 and list(result.verdicts().values()) == [holds, holds]
+    assert result.tighter.value == result.tighter.low == 0 and list(result.findings().values()) == [holds, holds]
 
 
-def test_a_surrogate_that_bounds_nothing_would_be_noticed():
-    """A loss below 1 on wrong points (as in nats) breaks the first inequality, and the verdict says so."""
+def test_a_loss_that_is_no_surrogate_is_detected():
+    """A loss below 1 on misclassified points (as in nats) breaks the first inequality, and the finding reports it."""
     broken = replace(found([True] * 3, [0.2] * 3, [0.3] * 3), natural=torch.full((3,), 0.1, dtype=torch.float64))
-    assert conclude(broken, rho=0.0, **NUMBERS).verdicts()["risk <= friendly bound"] == "does not hold"
+    assert conclude(broken, rho=0.0, **NUMBERS).findings()["risk <= friendly bound"] == "does not hold"
 
 
 def test_the_intervals_are_those_of_a_mean():
-    """As wide as 1.96 standard errors on either side; paired, so that a difference keeps what is common out."""
+    """1.96 standard errors on either side; paired, so that what two columns share cancels in their difference."""
     draws = torch.Generator().manual_seed(0)
     values = torch.rand(400, generator=draws, dtype=torch.float64)
     columns = {"one": values, "same": values + 1.0, "difference": torch.full_like(values, 1.0)}
@@ -194,23 +197,25 @@ def test_the_intervals_are_those_of_a_mean():
     assert bootstrap(columns, resamples=200, seed=4)["one"] != bootstrap(columns, resamples=200, seed=3)["one"]
 
 
-def test_neither_batches_nor_the_model_nor_the_random_state_matter():
+def test_batches_do_not_matter_and_the_callers_model_and_random_state_are_unchanged():
     x, y = images()
     model = linear().train()
     state = torch.get_rng_state()
-    told: list[tuple[str, float, int]] = []
+    reported: list[tuple[str, float, int]] = []
     whole = estimate(model, x, y, **NUMBERS)
-    parts = estimate(model, x, y, batch_size=5, watch=lambda what, done, n: told.append((what, done, n)), **NUMBERS)
+    parts = estimate(
+        model, x, y, batch_size=5, progress=lambda what, done, n: reported.append((what, done, n)), **NUMBERS
+    )
     assert parts.friendly.value == pytest.approx(whole.friendly.value, abs=1e-9)
-    assert [(done, n) for what, done, n in told if what == "images"] == [(4, 12), (8, 12), (12, 12)]
-    places = [done for _, done, _ in told]
-    assert places == sorted(places) and {"CE, 100 steps", "friendliest"} <= {what for what, _, _ in told}
+    assert [(done, n) for what, done, n in reported if what == "images"] == [(4, 12), (8, 12), (12, 12)]
+    places = [done for _, done, _ in reported]
+    assert places == sorted(places) and {"CE, 100 steps", "friendliest"} <= {what for what, _, _ in reported}
     assert model.training and torch.equal(torch.get_rng_state(), state)
     assert all(p.grad is None and p.requires_grad for p in model.parameters())
     assert estimate(model, x, y, limit=3, **NUMBERS).n == 3
 
 
-def test_a_stochastic_model_is_repeatable_and_the_random_state_is_the_callers():
+def test_a_stochastic_model_is_repeatable_and_the_callers_random_state_is_unchanged():
     x, y = images()
 
     class Noisy(nn.Module):

@@ -1,4 +1,4 @@
-"""The estimate: in proportion, shared runs once, said no more exactly than it is known."""
+"""Cost estimates: proportional to the work, shared runs counted once, rounded."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ def test_spelling():
     assert [cost.spell(s) for s in (1, 42, 600, 2 * 3600, 300_000)] == ["5 s", "40 s", "10 min", "2 h", "3 days"]
 
 
-def test_in_proportion():
+def test_cost_is_proportional_to_the_work():
     madry, fat = cost.training(cifar10.MADRY), cost.training(cifar10.FAT)
     assert cost.training(cifar10.STANDARD) < fat < madry
     half = replace(cifar10.MADRY, epochs=60)
     assert cost.training(half) - cost._START == pytest.approx((madry - cost._START) / 2)
     assert cost.training(replace(cifar10.MADRY, model="wrn-34-10")) > 4 * madry
     assert cost.training(replace(cifar10.STANDARD, data="cifar10:bird+deer")) < cost.training(cifar10.STANDARD)
-    assert madry == pytest.approx(120 * 4.45 + cost._START, rel=0.05)  # docs/performance.md: 4.45 s an epoch
+    assert madry == pytest.approx(120 * 4.45 + cost._START, rel=0.05)  # measured: 4.45 s per epoch
 
 
 def test_a_shared_run_is_counted_once():
@@ -40,17 +40,17 @@ def test_every_item_has_a_cost(item):
     assert all(cost.seconds([job]) > 0 for job in jobs)
 
 
-def test_what_is_left(measured, tmp_path):
+def test_the_cost_of_what_is_left(measured, tmp_path):
     fresh, done = planned(TABLE, tmp_path), planned(TABLE, measured)
     assert cost.left(done) == 0
     trained = planned(TABLE, measured, limit=9)
     assert cost.left(trained) == pytest.approx(sum(map(cost.measuring, trained)))
-    assert cost.left(fresh) == pytest.approx(cost.seconds(fresh))  # the list, the plan and the refusal say the same
+    assert cost.left(fresh) == pytest.approx(cost.seconds(fresh))  # the list, the plan and the refusal agree
     assert cost.left(fresh, start=0.0) == pytest.approx(cost.seconds(fresh) - 2 * cost._START)
 
 
-def test_on_a_cpu(measured, tmp_path):
-    """About 180 GFLOP/s are measured on two cores: 30 epochs of ResNet-18 take days, digits seconds."""
+def test_the_cost_on_a_cpu(measured, tmp_path):
+    """At about 180 GFLOP/s on two cores 30 epochs of ResNet-18 take days, digits seconds."""
     table = plan(specs.find("table1"), scale="lite", runs_folder=Path(), results_folder=Path(), rows=("madry",))
     assert 3 < cost.on_a_cpu(table) / 86400 < 10
     small = plan(
@@ -60,7 +60,7 @@ def test_on_a_cpu(measured, tmp_path):
     assert cost.on_a_cpu(planned(TABLE, tmp_path)) < 3600 and cost.on_a_cpu(planned(TABLE, measured)) == 0
 
 
-def test_work_is_shared_out_by_what_is_left():
+def test_shares_have_about_the_same_work():
     jobs = plan(specs.find("table1"), scale="lite", runs_folder=Path(), results_folder=Path())
     shares = cost.share_out(jobs, 2)
     assert sorted(job.name for share in shares for job in share) == sorted(job.name for job in jobs)

@@ -1,4 +1,4 @@
-"""The headline: what is measured, with the paper's number in brackets."""
+"""The headline: the rows that are measured, with the paper's numbers in brackets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.paper.test_collect import copy
 from tests.paper.tiny import TABLE, planned
 
 
-def test_rows_that_are_measured(measured, tmp_path, monkeypatch):
+def test_the_headline_has_the_rows_that_are_measured(measured, tmp_path, monkeypatch):
     monkeypatch.setattr(specs, "ITEMS", {TABLE.name: TABLE})
     monkeypatch.setattr(headline, "ROWS", {TABLE.name: ("madry", "fat")})
     assert headline.headline(tmp_path) == ""
@@ -29,6 +29,6 @@ def test_rows_that_are_measured(measured, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("item", headline.ROWS)
-def test_its_rows_exist(item):
+def test_the_headlines_rows_and_columns_exist(item):
     assert set(headline.ROWS[item]) <= {row.name for row in specs.find(item).rows}
     assert set(headline.COLUMNS) <= set(specs.find(item).columns)

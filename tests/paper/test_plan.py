@@ -1,4 +1,4 @@
-"""What is missing, what is shared, what is asked for."""
+"""Jobs and their states: what is missing, shared and chosen."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_a_run_is_named_by_its_configuration(tmp_path):
     assert key(replace(FAT, data="cifar10:bird+deer")).startswith("cifar10-bird+deer-")
 
 
-def test_seeds_are_the_papers_trials_at_full_scale(tmp_path):
+def test_full_scale_has_as_many_seeds_as_the_paper(tmp_path):
     assert [job.seed for job in planned(TABLE, tmp_path, scale="full")] == [0, 1, 2]
     assert [job.seed for job in planned(TABLE, tmp_path)] == [0, 0]
     asked = planned(TABLE, tmp_path, seeds=(5, 7), rows=("fat",))
@@ -55,26 +55,26 @@ def test_the_states_of_a_job(tmp_path, measured):
     assert state(done) == "measured"
 
 
-def test_a_try_on_fewer_images_never_replaces_a_result(measured):
+def test_a_result_on_fewer_images_never_replaces_a_full_one(measured):
     whole, less = planned(TABLE, measured)[0], planned(TABLE, measured, limit=12)[0]
     assert (state(whole), state(less)) == ("measured", "trained")
     assert whole.folder == less.folder and less.path.parent == whole.path.parent / "limit12"
 
 
-def test_a_field_of_a_later_version_changes_nothing(measured, tmp_path):
-    """What was measured before a field was added was measured with its default."""
+def test_a_field_that_a_file_lacks_counts_as_its_default(measured, tmp_path):
+    """So a new field leaves existing results valid."""
     (theirs,), (ours,) = planned(COURSE, measured), planned(COURSE, tmp_path)
     found = results.read(theirs.path)
     del found["config"]["weight_decay"]
     results.write(ours.path, found)
-    default = replace(FAT, weight_decay=2e-4)  # the default; FAT's own is another
+    default = replace(FAT, weight_decay=2e-4)  # the default; FAT has another
     assert results.trained_by(found, default) and not results.trained_by(found, FAT)
     assert state(ours) == "missing"
     found["config"]["no_such_field"] = 1
     assert not results.trained_by(found, default)
 
 
-def test_a_result_of_another_declaration_does_not_count(tmp_path, measured):
+def test_a_result_with_another_declaration_does_not_count(tmp_path, measured):
     (theirs,) = planned(COURSE, measured)
     (ours,) = planned(COURSE, tmp_path)
     found = results.read(theirs.path)

@@ -1,4 +1,4 @@
-"""Mixture and losses on digits: the numbers agree with what they are made of."""
+"""Mixture and losses on digits: the numbers agree with their points."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def model(measured):
     return weights.load_model(planned(COURSE, measured)[0].folder)
 
 
-def test_mixture(model):
+def test_mixture_of_layer_outputs(model):
     found = mixture.measure(WHAT, model, load("digits"), device=CPU, seed=0)
     assert found["n"] == 24 and found["labels"] == [0] * 12 + [1] * 12
     assert set(found["mixing"]) == set(found["points"]) == {"2", "4"}
@@ -35,10 +35,10 @@ def test_mixture(model):
     assert found == mixture.measure(WHAT, model, load("digits"), device=CPU, seed=0)
 
 
-def test_mixture_refuses_what_is_not_there(model):
+def test_mixture_refuses_unknown_classes_and_layers(model):
     with pytest.raises(UserError, match="no class 'bird'"):
         mixture.measure(Mixture(("bird", "3"), (2,), 5), model, load("digits"), device=CPU, seed=0)
-    with pytest.raises(UserError, match="4 layers, and layer 8"):
+    with pytest.raises(UserError, match="4 layers, so layer 8 does not exist"):
         mixture.measure(Mixture(("3", "8"), (8,), 5), model, load("digits"), device=CPU, seed=0)
 
 
@@ -52,7 +52,7 @@ def test_losses_and_the_theorem(model):
     for values in points.values():  # cross-entropy in bits bounds the 0/1 loss
         margin, loss = values.T
         assert (loss[margin <= 0] >= 1 - 1e-3).all() and (loss >= 0).all()
-    # Where the attack never succeeds both have taken all steps, and the data are the same.
-    stands = points["friendly"][:, 0] > 0
-    assert torch.equal(points["friendly"][stands], points["pgd"][stands])
+    # Where the attack never succeeds both take all steps, so the data are equal.
+    right = points["friendly"][:, 0] > 0
+    assert torch.equal(points["friendly"][right], points["pgd"][right])
     assert bound["min_min"] == pytest.approx(mean["natural"] + mean["friendly"])

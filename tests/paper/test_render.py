@@ -1,4 +1,4 @@
-"""Tables and figures: drawn from the files alone, true to them."""
+"""Tables and figures: drawn from the result files alone, and true to them."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import pytest
 import torch
 from PIL import Image
 
-from sparring.paper import Bench, carry_out, render, results, specs
-from sparring.paper.collect import Collected, collect, notes
+from sparring.paper import Workspace, carry_out, render, results, specs
+from sparring.paper.collect import Collected, collect
 from sparring.paper.measure import mixture
+from sparring.paper.notes import notes
 from sparring.paper.specs import Losses, Mixture, Motivation, Row
-from tests.paper.test_collect import copy
 from tests.paper.tiny import COURSE, FAT, TABLE, planned
 
 
-def test_a_table(measured, tmp_path):
+def test_a_table_in_markdown(measured, tmp_path):
     collected = collect(TABLE, measured / "results")
     collected = replace(collected, home=tmp_path / "elsewhere")
     ((path, _),) = render.draw(collected).items()
@@ -33,21 +33,21 @@ def test_a_table(measured, tmp_path):
     assert "sparring reproduce table-tiny --draw" in text
 
 
-def test_an_exhibit_of_a_table_has_ours_the_papers_and_both_trade_offs(measured):
+def test_a_table_on_the_page_has_our_numbers_the_papers_and_both_trade_offs(measured):
     shown = render.exhibit(collect(TABLE, measured / "results"))
-    assert [line.label for line in shown.lines] == ["Madry", "FAT"] and list(shown.columns) == list(TABLE.columns)
+    assert [row.label for row in shown.rows] == ["Madry", "FAT"] and list(shown.columns) == list(TABLE.columns)
     assert (
         len(shown.drawings) == 2 and "the paper's" in shown.drawings[1].caption and "89.3" in shown.drawings[1].caption
     )
 
 
-def test_columns_that_are_empty_for_everybody_are_left_out(tmp_path):
+def test_columns_without_numbers_are_left_out(tmp_path):
     item = specs.find("table1")
     assert list(render.exhibit(collect(item, tmp_path)).columns) == [c for c in item.columns if c != "AutoAttack"]
 
 
 def points(measured, tmp_path):
-    """fig-tau in small: two networks, three taus, one of them with two seeds."""
+    """A small fig-tau: two networks and three taus; the second network has two seeds."""
     rows = tuple(
         Row(
             f"{net}-tau{tau}", net, TABLE.rows[1].measure, {"lite": replace(FAT, weight_decay=weight)}, group=net, x=tau
@@ -68,7 +68,7 @@ def points(measured, tmp_path):
     return item
 
 
-def test_lines(measured, tmp_path):
+def test_a_line_figure(measured, tmp_path):
     item = points(measured, tmp_path)
     collected = collect(item, tmp_path / "results")
     series, spread = render._by_line(collected, item.rows, "Natural")
@@ -79,13 +79,13 @@ def test_lines(measured, tmp_path):
     check_picture(path.read_bytes())
     shown = render.exhibit(collected)
     (drawing,) = shown.drawings
-    band = "The band about two is ± the standard deviation over seeds, at most 0.7 points."
+    band = "The band around two is ± the standard deviation over seeds, at most 0.7 points."
     assert "two 10.5 at 0, 15.5 at 5" in drawing.caption
     assert band in drawing.caption and band in re.search('aria-label="(.*?)"', drawing.svg)[1]
     assert drawing.svg.count("fill-opacity: 0.16") == 1
 
 
-def test_groups_are_pictures_of_their_own(measured, tmp_path):
+def test_every_group_has_its_own_picture(measured, tmp_path):
     item = points(measured, tmp_path)
     rows = tuple(replace(row, group=f"{row.label} (App. B)", label=f"line {row.x > 0}") for row in item.rows)
     item = replace(item, rows=rows, together=False)
@@ -93,17 +93,17 @@ def test_groups_are_pictures_of_their_own(measured, tmp_path):
     assert sorted(path.name for path in found) == ["one.png", "two.png"]
 
 
-def test_one_place_on_the_axis_is_told_and_not_drawn(measured, tmp_path):
+def test_a_single_point_is_reported_and_not_drawn(measured, tmp_path):
     item = points(measured, tmp_path)
     rows = tuple(replace(row, group=row.label) for row in item.rows if row.label == "two" or row.x == 5)
     collected = collect(replace(item, rows=rows, together=False), tmp_path / "results")
     assert [path.name for path in render.draw(collected)] == ["two.png"]
     assert {drawing.heading for drawing in render.exhibit(collected).drawings} == {"two"}
-    alone = "No picture of one point: one, one, tau 5: 5.00 Natural."
-    assert [note for note in notes(collected) if "No picture" in note] == [alone]
+    alone = "A single point, not drawn: one, one, tau 5: 5.00 Natural."
+    assert [note for note in notes(collected) if "not drawn" in note] == [alone]
 
 
-def test_a_course(measured, tmp_path):
+def test_a_course_is_drawn_from_its_history(measured, tmp_path):
     collected = collect(COURSE, measured / "results")
     history = results.read(planned(COURSE, measured)[0].path)["history"]
     assert render._courses(collected) == {"FAT, Tiny CNN": {"tau 2": ([1.0, 2.0], history["backprops"])}}
@@ -112,22 +112,22 @@ def test_a_course(measured, tmp_path):
 
 
 KINDS = ("foreign", "amidst", "purity")
-EXPLAINING = {
+ILLUSTRATIONS = {
     "motivation": (Motivation(points=8, updates=20, steps=2, shown=(0, 2), neighbours=3), None),
     "loss": (Losses(images=20, eps=0.3, step_size=0.1, steps=2), FAT),
     "mixture": (Mixture(("3", "8"), (2, 4), 8, eps=0.3, step_size=0.1, steps=2, neighbours=3), FAT),
 }
 
 
-@pytest.mark.parametrize("kind", EXPLAINING)
-def test_the_pictures_that_explain(kind, measured, tmp_path):
-    measure, config = EXPLAINING[kind]
+@pytest.mark.parametrize("kind", ILLUSTRATIONS)
+def test_the_illustrations(kind, measured, tmp_path):
+    measure, config = ILLUSTRATIONS[kind]
     item = replace(COURSE, name="fig-x", kind=kind, rows=(Row("x", "label", measure, {"lite": config}),))
     jobs = [
-        replace(job, folder=planned(COURSE, measured)[0].folder if config else None)  # a run that is there
+        replace(job, folder=planned(COURSE, measured)[0].folder if config else None)  # an existing run
         for job in planned(item, tmp_path)
     ]
-    carry_out(jobs, Bench(torch.device("cpu")))
+    carry_out(jobs, Workspace(torch.device("cpu")))
     assert jobs[0].path.stat().st_size < 200_000
     collected = collect(item, tmp_path / "results")
     found = render.draw(collected)
@@ -136,53 +136,53 @@ def test_the_pictures_that_explain(kind, measured, tmp_path):
         check_picture(path.read_bytes())
         assert "%" in caption or "bits" in caption or "t-SNE" in caption
         assert "seed 0" in caption.lower()
-    assert len(set(found.values())) == len(found)  # no caption twice
+    assert len(set(found.values())) == len(found)  # no two captions are equal
     shown = render.exhibit(collected)
     assert [picture.caption for picture in shown.pictures] == list(found.values())
     for picture in shown.pictures:
         check_picture(picture.narrow)
-        wide, tall = (Image.open(io.BytesIO(png)).width for png in (picture.png, picture.narrow))
-        assert tall < 500 and tall <= wide  # readable on a phone
-    assert "onfirmed" in shown.seen[0]
+        wide, narrow = (Image.open(io.BytesIO(png)).width for png in (picture.png, picture.narrow))
+        assert narrow < 500 and narrow <= wide  # readable on a phone
+    assert "onfirmed" in shown.findings[0]
 
 
-def test_a_point_far_out_costs_the_others_nothing():
+def test_an_outlier_costs_the_other_points_no_precision():
     sets = [np.random.default_rng(seed).random((100, 2)) for seed in range(3)]
     sets[1][7] = 1e4, -1e4
-    apart = mixture._apart(np.concatenate(sets))
-    near = np.concatenate([apart["natural"], apart["friendly"]])
-    assert (np.ptp(near, axis=0) > 90).all() and (abs(near) < 110).all() and apart["pgd"][7][0] > 1e5
+    split = mixture._split(np.concatenate(sets))
+    near = np.concatenate([split["natural"], split["friendly"]])
+    assert (np.ptp(near, axis=0) > 90).all() and (abs(near) < 110).all() and split["pgd"][7][0] > 1e5
     flat = np.random.default_rng(0).random((90, 2)) * (1000.0, 0.1)  # long and narrow
-    assert len({y for points in mixture._apart(flat).values() for _, y in points}) > 80
+    assert len({y for points in mixture._split(flat).values() for _, y in points}) > 80
     one = np.zeros((30, 2))
-    assert not np.any(list(mixture._apart(one).values()))
+    assert not np.any(list(mixture._split(one).values()))
 
 
-def test_points_at_the_edge_are_told(tmp_path):
-    what = EXPLAINING["mixture"][0]
+def test_captions_count_the_points_at_the_edge(tmp_path):
+    what = replace(ILLUSTRATIONS["mixture"][0], layers=(2,))
     points = np.random.default_rng(0).random((60, 2))
     found = {
         "n": 60,
         "labels": [0, 1] * 30,
-        "mixing": {layer: dict.fromkeys(mixture.SETS, dict.fromkeys(KINDS, 0.5)) for layer in ("2", "4")},
-        "points": {layer: {m: dict.fromkeys(mixture.SETS, points) for m in ("pca", "tsne")} for layer in ("2", "4")},
+        "mixing": {"2": dict.fromkeys(mixture.SETS, dict.fromkeys(KINDS, 0.5))},
+        "points": {"2": {method: dict.fromkeys(mixture.SETS, points) for method in ("pca", "tsne")}},
     }
     item = replace(COURSE, name="fig-x", kind="mixture", rows=(Row("x", "label", what, {"lite": FAT}),))
     here = {"device": "CPU", "torch": "2"}
     result = {"seed": 0, "config": {"epochs": 2}, "found": found, "environment": here, "trained_on": [here]}
     collected = Collected(item, tmp_path, {("x", "lite"): [result]}, [], 0)
-    assert all(picture.caption.startswith("label: ") for picture in render.pictures(collected).values())
-    assert not any("edge" in picture.caption for picture in render.pictures(collected).values())
+    captions = [picture.caption for picture in render.pictures(collected).values()]
+    assert all(text.startswith("label: ") and "edge" not in text for text in captions) and len(captions) == 2
     far = points.copy()
     far[3] = 90.0, 0.5
-    found["points"]["4"]["pca"] = {"natural": points, "pgd": far, "friendly": points}
+    found["points"]["2"]["pca"] = {"natural": points, "pgd": far, "friendly": points}
     pca, tsne = render.pictures(collected).values()
-    assert pca.caption.endswith(" Of the 360 points, 1 far from the rest is drawn at the edge.")
+    assert pca.caption.endswith(" Of the 180 points, 1 outlier is drawn at the edge.")
     assert "edge" not in tsne.caption
 
 
 @pytest.mark.parametrize("item", specs.ITEMS.values(), ids=lambda item: item.name)
-def test_nothing_measured_is_nothing_drawn(item, tmp_path):
+def test_an_item_without_results_has_no_drawings(item, tmp_path):
     collected = collect(item, tmp_path)
     files = render.draw(collected)
     assert [path.suffix for path in files] == ([".md"] if item.kind == "table" else [])
@@ -192,25 +192,20 @@ def test_nothing_measured_is_nothing_drawn(item, tmp_path):
     assert not shown.drawings and not shown.pictures
 
 
-def test_copies_are_read_as_what_they_say(measured, tmp_path):
-    copy(measured, tmp_path, seed=4)
-    assert collect(TABLE, tmp_path / "results").of(TABLE.rows[1])[0]["seed"] == 4
-
-
 def check_picture(png: bytes) -> None:
-    """A PNG of a sensible size, on white, with something in it, small enough to be kept."""
+    """A PNG of a plausible size, on white, not empty, and below 200 kB."""
     assert len(png) < 200_000
     pixels = np.asarray(Image.open(io.BytesIO(png)).convert("L"))
     assert min(pixels.shape) > 150 and pixels[0, -1] == 255 and 0.003 < (pixels < 200).mean() < 0.5
 
 
-def test_a_single_point_is_told_once():
+def test_a_single_point_is_listed_once():
     assert render._ends("T", {"a": ([0.03], [85.18]), "b": ([0.0, 5.0], [1.0, 1.0])}) == (
         "T: a 85.2 at 0.03; b 1.0 at 0, 1.0 at 5."
     )
 
 
-def test_a_tau_looks_alike_in_every_figure_and_whatever_is_measured():
+def test_a_tau_has_the_same_style_in_every_figure():
     radii, courses, taus = (render._names(specs.find(name)) for name in ("fig-eps", "fig-bps", "fig-tau"))
     assert radii[:6] == ["tau 0", "tau 1", "tau 2", "tau 3", "Madry", "TRADES"]
     assert courses == ["tau 0", "tau 1", "tau 2", "tau 3", "Madry (tau = K)", "TRADES (tau = K)"]

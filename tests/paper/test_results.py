@@ -1,4 +1,4 @@
-"""The files: whole, readable, and refused in one line where they are not ours."""
+"""Result files: complete, readable, and refused in one line if they are something else."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.paper.tiny import TABLE, planned
 
 
 def test_round_trip(tmp_path):
-    who = {
+    common = {
         "row": "a",
         "scale": "lite",
         "seed": 0,
@@ -24,41 +24,41 @@ def test_round_trip(tmp_path):
         "environment": {"device": "CPU", "torch": "2"},
         "config": None,
     }
-    given = {**who, "found": {"points": [[0.5, 1.25], [1, 2]], "empty": {}}}
+    given = {**common, "found": {"points": [[0.5, 1.25], [1, 2]], "empty": {}}}
     results.write(tmp_path / "a" / "b.json", given)
     assert results.read(tmp_path / "a" / "b.json") == {"format": 1, **given}
     assert results.read(tmp_path / "none.json") is None
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "1", '{"state": 1}', '{"format": 99}', '{"format": 1, "row": "fat"}'])
-def test_a_file_of_another_kind(tmp_path, text):
+def test_a_file_that_is_not_a_result_is_refused(tmp_path, text):
     (tmp_path / "x.json").write_text(text)
     with pytest.raises(UserError, match=r"x\.json"):
         results.read(tmp_path / "x.json")
 
 
-def test_what_an_editor_or_a_disk_may_do_to_a_result(measured, tmp_path):
-    """Every reader may rely on what `read` returns; the message says what is the matter."""
+def test_a_damaged_result_is_refused(measured, tmp_path):
+    """Callers may rely on everything that `read` returns."""
     job = planned(TABLE, measured)[1]
     whole, path = results.read(job.path), tmp_path / "x.json"
 
     def broken(**changes):
         path.write_text(json.dumps({**whole, **changes}))
-        with pytest.raises(UserError) as told:
+        with pytest.raises(UserError) as error:
             results.read(path)
-        return str(told.value)
+        return str(error.value)
 
     assert "damaged" in broken(found={}) and "damaged" in broken(seed="x") and "damaged" in broken(trained_on="x")
     assert "damaged" in broken(environment={"device": 1}) and "damaged" in broken(measure=None)
     assert "damaged" in broken(found={"attacks": {"natural": {"accuracy": "high", "n": 5}}})
-    for right in ("!", "AAAA", results.pack([True] * 4 + [False])):  # no code, too long, another number
+    for right in ("!", "AAAA", results.pack([True] * 4 + [False])):  # not base64, too long, another accuracy
         assert "damaged" in broken(found={"attacks": {"natural": {"accuracy": 0.6, "n": 5, "right": right}}})
     assert "format 99, this version reads 1. Measure it again" in broken(format=99)
     path.write_text(json.dumps(whole))
     assert results.read(path) == whole
 
 
-def test_a_file_that_may_not_be_read(tmp_path, monkeypatch):
+def test_a_file_without_read_permission_is_a_user_error(tmp_path, monkeypatch):
     def refuse(path):
         raise PermissionError(13, "Permission denied")
 
@@ -68,7 +68,7 @@ def test_a_file_that_may_not_be_read(tmp_path, monkeypatch):
         results.read(tmp_path / "x.json")
 
 
-def test_what_another_declaration_made_is_kept(measured, tmp_path):
+def test_a_result_with_another_declaration_is_kept_as_old(measured, tmp_path):
     whole = results.read(planned(TABLE, measured)[1].path)
     del whole["format"]
     path, old = tmp_path / "x.json", tmp_path / "x.json.old"
@@ -82,13 +82,15 @@ def test_what_another_declaration_made_is_kept(measured, tmp_path):
     assert old.read_text() == "{" and results.read(path)["config"] == whole["config"]
 
 
-def test_columns_keep_what_figures_show():
+def test_histories_are_stored_as_columns():
     records = [{"epoch": 1, "tau": None, "loss": 0.123456789}, {"epoch": 2, "tau": 1, "loss": 2.0}]
     assert results.columns(records) == {"epoch": [1, 2], "tau": [None, 1], "loss": [0.123457, 2.0]}
-    assert results.columns([{"epoch": 1, "one_class": True}, {"epoch": 2}]) == {"epoch": [1, 2]}  # told of some only
+    assert results.columns([{"epoch": 1, "one_class": True}, {"epoch": 2}]) == {
+        "epoch": [1, 2]
+    }  # only some epochs have it
     assert results.columns([]) == {}
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=40))
-def test_verdicts_are_packed(right):
+def test_packing_round_trips(right):
     assert results.unpack(results.pack(right), len(right)) == bytes(right)

@@ -1,4 +1,4 @@
-"""The paper's machinery on digits: the same path in seconds. Two methods, one of them in two items."""
+"""A table and a figure on digits that take seconds. Two methods, one of them in both items."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from sparring.training.config import with_objective
 
 FAT = with_objective(replace(digits.FAT, epochs=2, batch_size=256), steps=2, tau=0)
 MADRY = with_objective(FAT, "madry")
-IMAGES = 450  # of the test data
+IMAGES = 450  # test images
 
 TABLE = Item(
     name="table-tiny",
     where="Table 0",
     title="FAT against Madry on digits",
-    see="FAT is more accurate.",
+    claim="FAT is more accurate.",
     kind="table",
     rows=(
         Row(
@@ -46,7 +46,7 @@ COURSE = Item(
     name="fig-tiny",
     where="Figure 0",
     title="Back-propagations",
-    see="They grow.",
+    claim="They grow.",
     kind="course",
     rows=(Row("fat", "tau 2", Course(), {"lite": FAT}, group="FAT, Tiny CNN"),),
     lite="two epochs",

@@ -1,4 +1,4 @@
-"""What runs are called: by what differs, never two alike."""
+"""Names of runs: made of what differs, and unique."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sparring.paper.plan import key
-from sparring.report.labels import labels, shorten
+from sparring.report.labels import labels, resumed, shorten
 from sparring.schedules import constant
 from sparring.training.config import Config, with_objective
 
@@ -32,21 +32,21 @@ def test_a_digest_is_not_shown():
     assert called(PLAIN) == ["digits-tiny_cnn-fat-5-seed0"]
 
 
-def test_what_all_share_is_left_out():
+def test_parts_that_all_share_are_left_out():
     assert called(PLAIN, with_objective(PLAIN, "madry")) == ["fat", "madry"]
     assert called(PLAIN, replace(PLAIN, seed=1)) == ["seed0", "seed1"]
     assert called(PLAIN, with_objective(replace(PLAIN, seed=1), "madry")) == ["fat-5-seed0", "madry-5-seed1"]
     assert named("runs/fat-digits", "runs/madry-digits") == ["fat", "madry"]
 
 
-def test_no_rest_is_a_mere_number_or_letter_or_nothing():
+def test_a_name_is_never_only_a_number_a_letter_or_empty():
     assert called(PLAIN, replace(PLAIN, epochs=10)) == ["fat-5", "fat-10"]
     assert called(*(replace(PLAIN, model=model) for model in ("wrn-32-10", "wrn-34-10"))) == ["wrn-32", "wrn-34"]
     for whole in (["run-1", "run-2"], ["fat-a", "fat-b"], ["a-run", "b-run"], ["run", "fat-run"], ["fat", "fat-5"]):
         assert named(*whole) == whole
 
 
-def test_where_only_digests_differ_the_settings_speak():
+def test_runs_that_differ_in_their_digests_are_named_by_settings():
     assert called(*(stronger(PLAIN, tau=constant(tau)) for tau in (0, 3))) == ["tau 0", "tau 3"]
     wide = stronger(PLAIN, eps=constant(16 / 255), step_size=0.01)
     madry = with_objective(PLAIN, "madry")
@@ -57,15 +57,19 @@ def test_where_only_digests_differ_the_settings_speak():
     ]
 
 
-def test_the_same_name_in_two_places_is_told_with_the_place():
+def test_equal_names_get_their_parent_folders():
     assert named("a/run", "b/run", "b/other") == ["a/run", "b/run", "other"]
     assert named("x/1/run", "y/1/run") == ["x/1/run", "y/1/run"]
     name = key(PLAIN)
     assert named(f"a/{name}", f"b/{name}") == [f"a/{name}", f"b/{name}"]
 
 
-def test_a_date_is_no_digest():
+def test_a_date_is_not_taken_for_a_digest():
     assert named("fat-2024010112") == ["fat-2024010112"]
+
+
+def test_a_run_says_how_often_it_was_resumed():
+    assert [resumed(starts) for starts in (0, 1, 2, 3)] == ["", "", "resumed once", "resumed 2 times"]
 
 
 LONG = "digits-tiny_cnn-fat-with-a-long-{}-name-5-seed{}"

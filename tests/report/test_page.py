@@ -1,4 +1,4 @@
-"""The page: whole, self-contained, true to its numbers, and safe with any text."""
+"""The page: complete, self-contained, true to its numbers, and safe with any text."""
 
 import base64
 import io
@@ -15,25 +15,15 @@ from PIL import Image
 
 from sparring.errors import UserError
 from sparring.report import AttackPath, Frame, Method, charts, write_page
-from sparring.report.page import (
-    Drawing,
-    Exhibit,
-    Picture,
-    brief,
-    chance,
-    drawings,
-    percent,
-    png,
-    table,
-    tables,
-    unbroken,
-)
+from sparring.report.content import Drawing, Exhibit, Picture
+from sparring.report.method_charts import drawings
+from sparring.report.page import brief, chance, percent, png, table, tables, unbroken
 
 VOID = {"meta", "link", "img", "br", "hr", "input"}
 
 
 class Reader(HTMLParser):
-    """Collects tags and text, and insists that every tag is closed in its order."""
+    """Collects tags and text, and checks that tags are closed in order."""
 
     def __init__(self, text):
         super().__init__()
@@ -86,7 +76,7 @@ METHODS = [
 FACTS = {"Images": "450 test images", "Command": "sparring demo --seed 0", "Hardware": "x86_64 CPU, 1 thread"}
 
 
-def make_walk(tau=1, crossed=3, stopped=4, steps=10):
+def make_path(tau=1, crossed=3, stopped=4, steps=10):
     rng = np.random.default_rng(0)
     frames = tuple(
         Frame(k, rng.random((8, 8), dtype=np.float32), "3" if k < crossed else "8", k < crossed, 0.955 - 0.09 * k)
@@ -96,7 +86,7 @@ def make_walk(tau=1, crossed=3, stopped=4, steps=10):
 
 
 def write(folder, **changes):
-    given = {"title": "A title", "lead": "A lead.", "methods": METHODS, "walks": [make_walk()], "facts": FACTS}
+    given = {"title": "A title", "lead": "A lead.", "methods": METHODS, "strips": [make_path()], "facts": FACTS}
     write_page(folder / "page.html", **(given | changes))
     return (folder / "page.html").read_text(encoding="utf-8")
 
@@ -106,7 +96,7 @@ def page(tmp_path_factory):
     return write(tmp_path_factory.mktemp("page"), note="Over five seeds: 98.0 to 98.4 %.")
 
 
-def test_is_self_contained(page):
+def test_the_page_is_self_contained(page):
     for tag, attributes in Reader(page).tags:
         assert tag not in {"script", "iframe", "object", "embed", "base", "form"}
         for name in ("src", "href", "xlink:href", "srcset", "poster", "data"):
@@ -117,7 +107,7 @@ def test_is_self_contained(page):
     assert "default-src 'none'" in page
 
 
-def test_structure(page):
+def test_the_structure_of_the_page(page):
     reader = Reader(page)
     tags = [tag for tag, _ in reader.tags]
     assert page.startswith("<!doctype html>")
@@ -131,7 +121,7 @@ def test_structure(page):
     assert labelled <= set(reader.ids)
 
 
-def test_holds_everything_it_was_given(page):
+def test_the_page_shows_everything_it_was_given(page):
     text = Reader(page).text.replace("\u00a0", " ")
     for method in METHODS:
         assert method.name in text and method.about in text
@@ -141,11 +131,11 @@ def test_holds_everything_it_was_given(page):
     for name, value in FACTS.items():
         assert name in text and value in text
     assert "A title" in text and "A lead." in text and "Over five seeds: 98.0 to 98.4 %." in text
-    for frame in make_walk().frames:
+    for frame in make_path().frames:
         assert chance(frame.confidence).replace("\u00a0", " ") in text
 
 
-def test_order_of_the_page(page):
+def test_the_order_of_the_sections(page):
     places = [page.index(mark) for mark in ("<h1", 'class="results"', 'class="strip"', 'class="drawings"', "<dl>")]
     assert places == sorted(places)
 
@@ -157,8 +147,8 @@ def test_the_best_of_each_column_is_marked():
         for cell in row
         if cell.best
     }
-    # C&W was measured for one method only: nothing to be best of. BPs: among those that train against an attack.
-    # Seconds depend on what else the machine did.
+    # C&W was measured for one method only, so none is best. BPs: among methods that train against an attack. No
+    # time is best: seconds depend on what else ran on the machine.
     assert best == {("Standard", "Natural"), ("FAT", "FGSM"), ("Madry", "PGD-20"), ("FAT", "Mean BPs")}
 
 
@@ -169,18 +159,18 @@ def test_costs_are_compared_for_the_same_task_only():
     assert best == {"b", "e"}
 
 
-def test_what_prints_alike_is_equally_good():
+def test_numbers_that_print_alike_are_equally_good():
     pair = [Method(name, "", {"Natural": value}, 1.0, 1.0, []) for name, value in (("a", 0.90001), ("b", 0.90002))]
     assert all(natural.best and backprops.best for natural, backprops, _ in table(pair))
 
 
-def test_what_was_measured_alike_stands_in_a_table_of_its_own():
+def test_every_way_of_measuring_has_its_own_table():
     a, b = ([Method(name, "", {"Natural": 0.5}, 1.0, 1.0, [], way) for way in ("dat", "mart")] for name in "ab")
     assert tables([*a, *b]) == [[a[0], b[0]], [a[1], b[1]]]
     assert tables(a) == [a] and tables([a[0], b[0]]) == [[a[0], b[0]]] and tables([]) == []
 
 
-def test_more_columns_than_fit_make_a_table_for_each_way_of_measuring(tmp_path):
+def test_too_many_columns_are_split_by_the_way_of_measuring(tmp_path):
     ways = {"protocol one": [f"attack {i}" for i in range(5)], "protocol two": [f"attack {i}" for i in range(4, 9)]}
     methods = [
         Method(name, "", dict.fromkeys(columns, value), 1.0, 1.0, [], way)
@@ -188,83 +178,86 @@ def test_more_columns_than_fit_make_a_table_for_each_way_of_measuring(tmp_path):
         for way, columns in ways.items()
     ]
     assert len(tables(methods[:2])) == 2  # of one run
-    page = write(tmp_path, methods=methods, walks=[])
+    page = write(tmp_path, methods=methods, strips=[])
     found = re.findall(r"<table.*?</table>", page, flags=re.DOTALL)
-    assert len(found) == 2 and ' many"' not in page  # rows and columns on a desk, not grids
+    assert len(found) == 2 and ' many"' not in page  # a table on a desktop, not a grid
     for part, (way, columns) in zip(found, ways.items(), strict=True):
         assert part.count(way) == 1 and f"<caption>{way}</caption>" in part
         assert re.findall(r'<th scope="col" class="number">(.*?)</th>', part)[:-2] == columns
         assert part.count("★") == 5 + 2  # every accuracy of b; both for BPs
 
 
-def test_the_number_of_validation_images_is_told(tmp_path):
+def test_captions_give_the_number_of_validation_images(tmp_path):
     methods = [replace(method, held_out=count) for method, count in zip(METHODS, (120, 120, 1000), strict=True)]
     assert "Images as they are (n = 120):" in Reader(write(tmp_path, methods=methods[:2])).text
     assert "Images as they are (n = 120 or 1,000):" in Reader(write(tmp_path, methods=methods)).text
     assert "Images as they are:" in Reader(write(tmp_path)).text
 
 
-def test_an_attacks_name_stays_on_one_line_and_text_is_escaped():
-    said = unbroken("PGD-20-0 & <PGD-10> at 5 %")
+def test_attack_names_stay_on_one_line_and_text_is_escaped():
+    text = unbroken("PGD-20-0 & <PGD-10> at 5 %")
     whole = '<span class="whole">PGD-{}</span>'
-    assert said == f"{whole.format('20-0')} &amp; &lt;{whole.format(10)}&gt; at 5\u00a0%"
+    assert text == f"{whole.format('20-0')} &amp; &lt;{whole.format(10)}&gt; at 5\u00a0%"
 
 
-def test_a_missing_number_is_said_to_be_missing(page):
+def test_a_missing_number_is_labelled(page):
     assert page.count('aria-label="not measured"') == 2
 
 
 @pytest.mark.parametrize(
-    ("walk", "said"),
+    ("path", "caption"),
     [
-        (make_walk(), "flips to “8” at step 3. PGD-10 walks on: after step 10 the true class is left with 6 %."),
-        (make_walk(), "PGD-10-1 stops at step 4, with 60 %."),
-        (make_walk(tau=0, stopped=3), "PGD-10-0 stops at step 3, with 68 %."),
-        (make_walk(tau=10, stopped=10), "PGD-10-10 takes all 10 steps too."),
-        (make_walk(crossed=0, tau=0, stopped=0), "The model is wrong before the first step."),
-        (make_walk(crossed=99, stopped=10), "never fools the model: after step 10 it still gives the true class 6 %."),
+        (make_path(), "changes to “8” at step 3. PGD-10 continues: after step 10 the true class has probability 6 %."),
+        (make_path(), "PGD-10-1 stops at step 4, at 60 %."),
+        (make_path(tau=0, stopped=3), "PGD-10-0 stops at step 3, at 68 %."),
+        (make_path(tau=10, stopped=10), "PGD-10-10 takes all 10 steps too."),
+        (make_path(crossed=0, tau=0, stopped=0), "The model is wrong before the first step."),
+        (
+            make_path(crossed=99, stopped=10),
+            "never fools the model: after step 10 the true class still has probability 6 %.",
+        ),
     ],
 )
-def test_the_strip_says_what_happened(tmp_path, walk, said):
-    page = write(tmp_path, methods=[], walks=[walk])
-    assert said in Reader(page).text.replace("\u00a0", " ")
-    # Both rows together: every frame of PGD, and the friendly attack's own, no more.
-    assert page.count('<li class="frame') == 11 + walk.stopped_at + 1
-    assert page.count('<li class="rest') == (walk.stopped_at < 10)
-    assert page.count(f"{10 - walk.stopped_at} step") >= (walk.stopped_at < 10)
+def test_a_strips_caption_describes_the_attack(tmp_path, path, caption):
+    page = write(tmp_path, methods=[], strips=[path])
+    assert caption in Reader(page).text.replace("\u00a0", " ")
+    # Both rows: every frame of PGD, and those of the friendly attack.
+    assert page.count('<li class="frame') == 11 + path.stopped_at + 1
+    assert page.count('<li class="rest') == (path.stopped_at < 10)
+    assert page.count(f"{10 - path.stopped_at} step") >= (path.stopped_at < 10)
 
 
-def test_without_walks_and_histories_their_sections_are_left_out(tmp_path):
+def test_without_strips_and_histories_their_sections_are_left_out(tmp_path):
     bare = [Method("One", "alone", {"Natural": 0.5}, 0.0, 1.0, [])]
-    page = write(tmp_path, methods=bare, walks=[])
+    page = write(tmp_path, methods=bare, strips=[])
     assert "Why" not in page and "<svg" not in page and "50.0" in page
     Reader(page)
 
 
-def test_whose_walks_they_are_or_why_there_are_none(tmp_path):
-    page = Reader(write(tmp_path, walked="The model is that of FAT."))
-    assert "in steps of 0.003 within eps 8/255. The model is that of FAT." in page.text
-    page = write(tmp_path, walks=[], walked="No attack is walked: PGD fools no model.")
-    places = [page.index(mark) for mark in ("What came out", 'id="why"', "No attack is walked: ", "How it went")]
-    assert places == sorted(places) and page.count("No attack is walked: ") == 1
-    assert "strip" not in page.split("</style>")[1]
+def test_the_strips_name_their_model_or_say_why_there_are_none(tmp_path):
+    page = Reader(write(tmp_path, strips_note="The model is that of FAT."))
+    assert "with steps of 0.003 within eps 8/255. The model is that of FAT." in page.text
+    page = write(tmp_path, strips=[], strips_note="No attack is shown: PGD fools no model.")
+    places = [page.index(mark) for mark in ("Results</h2>", 'id="why"', "No attack is shown: ", "Training curves")]
+    assert places == sorted(places) and page.count("No attack is shown: ") == 1
+    assert 'class="strip"' not in page
 
 
-def test_a_note_needs_no_table(tmp_path):
+def test_a_note_is_shown_without_a_table(tmp_path):
     assert "Left out: x." in Reader(write(tmp_path, methods=[], note="Left out: x.")).text
 
 
-def test_any_text_is_text(tmp_path):
+def test_all_text_is_escaped(tmp_path):
     evil = '<script>alert("1")</script>\'&'
     methods = [Method(evil, evil, {evil: 0.5, "Natural": 0.4, "PGD-20": 0.3}, 1.0, 1.0, history(0.5)) for _ in range(2)]
     frames = tuple(Frame(k, np.zeros((2, 2), np.float32), evil, True, 0.5) for k in range(3))
-    strange = AttackPath(evil, 0, frames, 2, 0.3, 0.03)
+    path = AttackPath(evil, 0, frames, 2, 0.3, 0.03)
     page = write(
         tmp_path,
         title=evil,
         lead=evil,
         methods=methods,
-        walks=[strange],
+        strips=[path],
         facts={evil: evil, "Command": evil},
         note=evil,
     )
@@ -283,7 +276,7 @@ def test_pictures_keep_their_pixels():
     assert Image.open(io.BytesIO(base64.b64decode(colour.split(",")[1]))).size == (110, 120)
 
 
-def test_chances_claim_neither_0_nor_100():
+def test_probabilities_never_read_0_or_100():
     assert [chance(p).replace("\u00a0", " ") for p in (0.0, 1e-9, 0.014, 0.5, 0.99, 0.9999, 1.0)] == [
         "<1 %",
         "<1 %",
@@ -295,11 +288,11 @@ def test_chances_claim_neither_0_nor_100():
     ]
 
 
-def test_same_input_same_bytes(tmp_path):
+def test_equal_input_gives_equal_bytes(tmp_path):
     assert write(tmp_path) == write(tmp_path)
 
 
-def test_an_unwritable_place_is_one_clear_line(tmp_path):
+def test_a_folder_that_does_not_exist_is_a_user_error(tmp_path):
     with pytest.raises(UserError, match="cannot write"):
         write(tmp_path / "missing")
 
@@ -309,7 +302,7 @@ PDFTOTEXT = shutil.which("pdftotext")
 
 
 def printed(folder, **given):
-    """The words of each page on paper."""
+    """The text of each printed page."""
     write(folder, **given)
     command = [
         CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
@@ -322,7 +315,7 @@ def printed(folder, **given):
 
 
 @pytest.mark.skipif(not (CHROMIUM and PDFTOTEXT), reason="no Chromium or no pdftotext (apt-get install poppler-utils)")
-def test_on_paper_headings_pictures_and_captions_stay_together_and_notes_flow(tmp_path):
+def test_in_print_headings_figures_and_captions_stay_together(tmp_path):
     groups = [
         Drawing(
             Markup(charts.curves({"a": ([1, 2], [1.0, 2.0])}, name=f"n{i}", title="t", alt="a")),
@@ -338,11 +331,11 @@ def test_on_paper_headings_pictures_and_captions_stay_together_and_notes_flow(tm
         Exhibit("two", "Figure 2", "Short", "see", notes=["First note.", "Last note."]),
         Exhibit("three", "Figure 3", "Next", "see", pictures=[Picture(tall.getvalue(), "alt", "Tall caption.")]),
     ]
-    pages = printed(tmp_path, methods=[], walks=[], exhibits=exhibits)
+    pages = printed(tmp_path, methods=[], strips=[], exhibits=exhibits)
     for i in range(14):
         words = (f"Group{i}.", f"begin{i}.", f"end{i}.")
-        (together,) = {tuple(number for number, page in enumerate(pages) if word in page) for word in words}
-        assert len(together) == 1
+        (pages_of,) = {tuple(number for number, page in enumerate(pages) if word in page) for word in words}
+        assert len(pages_of) == 1
     (short,) = [page for page in pages if "Figure 2 of the paper" in page]
     assert "Last note." in short
     (after,) = [page for page in pages if "Figure 3 of the paper" in page]
@@ -350,7 +343,7 @@ def test_on_paper_headings_pictures_and_captions_stay_together_and_notes_flow(tm
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here; install it with: apt-get install -y chromium")
-def test_renders_in_a_browser_without_complaint(tmp_path):
+def test_a_browser_renders_the_page_without_errors(tmp_path):
     write(tmp_path)
     picture = tmp_path / "page.png"
     command = [
@@ -367,13 +360,13 @@ def test_renders_in_a_browser_without_complaint(tmp_path):
     assert (pixels[200:2200] < 100).mean() > 0.01  # something is drawn
 
 
-def test_courses_of_other_data_or_another_radius_are_drawn_apart():
+def test_curves_of_other_data_or_another_radius_have_their_own_drawing():
     def method(name, images, at):
         return replace(METHODS[1], name=name, images=images, validated_at=at)
 
     _, robust, *_ = alike = drawings([method("a", "digits", "eps 0.3"), method("b", "digits", "eps 0.3")])
     assert len(alike) == 4  # natural, PGD-10, BPs and the trade-off
-    assert robust.caption.startswith("The same images attacked, eps 0.3.")
+    assert robust.caption.startswith("The same images under attack, eps 0.3.")
     mixed = drawings(
         [method("a", "digits", "eps 0.3"), method("b", "digits", "eps 0.2"), method("c", "cifar10", "eps 0.3")]
     )
@@ -384,11 +377,11 @@ def test_courses_of_other_data_or_another_radius_are_drawn_apart():
     ids = re.findall(r'id="([^"]+)"', "".join(drawing.svg for drawing in mixed))
     assert len(ids) == len(set(ids))
     alone = drawings([method("b", "digits", "eps 0.2")])[1].svg
-    assert looks(mixed[3].svg) != looks(alone)  # b looks as it does beside the others
+    assert styles(mixed[3].svg) != styles(alone)  # b keeps its style from the other drawings
     unknown = drawings([method("a", "digits", "eps 0.3"), METHODS[2]])
     assert [drawing.caption[:6] for drawing in unknown[:2]] == ["digits", "Images"]
 
 
-def looks(svg):
-    """The line's style and colour."""
+def styles(svg):
+    """The dashes and colours of the lines."""
     return re.findall(r"stroke-dasharray: [^;]*|stroke: #\w+", svg)

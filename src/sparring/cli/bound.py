@@ -1,4 +1,4 @@
-"""`sparring bound`: Theorem 1 of the paper on a model and its data; a table on the screen, JSON in a folder."""
+"""`sparring bound`: Theorem 1 of the paper on a model and its data, as a table on the screen and as JSON."""
 
 from __future__ import annotations
 
@@ -19,14 +19,16 @@ from sparring.cli.arguments import parse
 from sparring.cli.console import Screen
 from sparring.cli.evaluate import data_word, note_classes, of_a_run, open_results, open_subject
 from sparring.errors import UserError
-from sparring.paper.bound import SURROGATE, Bound, Estimate, Strongest, estimate
+from sparring.paper.bound import SURROGATE, Bound, Estimate, estimate
+from sparring.paper.extremes import Strongest
 from sparring.training import run_folder
 from sparring.training.checkpoint import write_text
 
 DESCRIPTION = f"""Theorem 1 of the paper, checked: adversarial risk <= friendly bound <= conventional bound?
 
-The friendly bound adds to the natural loss the least loss of a wrong point in the ball (plus rho), or the largest
-loss where no point is wrong; the conventional bound the largest loss always. 95 % bootstrap intervals.
+The friendly bound adds to the natural loss the least loss of a misclassified point in the ball (plus rho), or the
+largest loss if no point is misclassified. The conventional bound always adds the largest loss. Intervals are 95 %
+bootstrap intervals.
 Surrogate: {SURROGATE}.
 
 Examples:
@@ -35,43 +37,43 @@ Examples:
   sparring bound model.pth.tar --data cifar10 --eps 8/255 --strongest pgd"""
 
 
-_FEWEST = 10  # images: of fewer a resampled interval says nothing
+_FEWEST = 10  # images: a bootstrap interval of fewer means nothing
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """What is looked at, how, and where the results go."""
+    """What to check, how, and where to write the result."""
 
     path: Annotated[Path, tyro.conf.Positional]
     """A run folder, a .safetensors file, or a published .pt, .pth or .pth.tar."""
     data: str | None = None
-    """Test images: digits, cifar10, svhn, npz:FILE or folder:PATH. The data the run was trained on unless given."""
+    """Test images: digits, cifar10, svhn, npz:FILE or folder:PATH. By default the data that the run was trained on."""
     limit: int | None = None
-    """Only the first so many images."""
+    """Use only the first N images."""
     eps: float | None = None
-    """Radius of the ball, in [0, 1] pixels (8/255); the one the run was trained for unless given."""
+    """Radius of the ball, in [0, 1] pixels (8/255). By default the radius that the run was trained for."""
     rho: float = 0.1
     """The theorem's small constant, in bits."""
     strongest: Strongest = "autoattack"
-    """The attack that has the last word on the risk: autoattack, or pgd for a quick look."""
+    """The strongest attack on the risk: autoattack, or pgd for a quick estimate."""
     seed: int = 0
-    """Of the random starts and of the bootstrap."""
+    """Seed of the random starts and of the bootstrap."""
     resamples: int = 1000
-    """Of the bootstrap."""
+    """Number of bootstrap resamples."""
     batch_size: int | None = None
-    """The most images at once; as many as fit unless given."""
+    """Largest number of images at once; by default as many as fit."""
     device: str = "auto"
     """auto, cpu, cuda or cuda:N."""
     which: Literal["last", "best"] = "last"
     """The checkpoint of a run folder."""
     model: str | None = None
-    """Architecture, where the file neither says nor shows it."""
+    """Architecture, if it cannot be found from the file."""
     mean: tuple[float, ...] = ()
-    """Means per channel that the model was trained with, where the file has no such layer."""
+    """Channel means that the model was trained with, if the file has no normalisation layer."""
     std: tuple[float, ...] = ()
-    """Standard deviations, likewise."""
+    """Channel standard deviations, likewise."""
     out: Path | None = None
-    """Folder for the result; RUN/evaluation, or evaluation/NAME for a file."""
+    """Folder for the result; by default RUN/evaluation, or evaluation/NAME for a file."""
     json: Path | None = None
     """Also write the JSON here."""
 
@@ -86,7 +88,7 @@ def run(argv: list[str]) -> int:
     )
     n = min(len(images.test), asked.limit or len(images.test))
     if 0 < n < _FEWEST:
-        raise UserError(f"{n} test images: an interval needs at least {_FEWEST}.")
+        raise UserError(f"{n} test images: an interval needs at least {_FEWEST}. Use more images.")
     asked = replace(asked, limit=None if asked.limit is not None and asked.limit >= len(images.test) else asked.limit)
     note_classes(images.test.y, n)
     eps = _radius(path) if asked.eps is None else asked.eps
@@ -104,21 +106,21 @@ def run(argv: list[str]) -> int:
             seed=asked.seed,
             resamples=asked.resamples,
             batch_size=asked.batch_size,
-            watch=lambda what, done, n: bar.update(task, description=what, completed=done, total=n),
+            progress=lambda what, done, n: bar.update(task, description=what, completed=done, total=n),
         )
     screen = Screen()
     screen.print(_table(found))
     screen.print(f"Loss: {SURROGATE}.", highlight=False)
-    for inequality, verdict in found.verdicts().items():
-        by_itself = " (on points that were found it cannot fail)" if inequality.startswith("risk") else ""
-        screen.print(f"{inequality}: {verdict}{by_itself}", highlight=False)
+    for inequality, finding in found.findings().items():
+        always = " (always true for points that were found)" if inequality.startswith("risk") else ""
+        screen.print(f"{inequality}: {finding}{always}", highlight=False)
     for name, bound in (("friendly", found.friendly), ("conventional", found.conventional)):
         if bound.value >= 1:
-            screen.print(
-                f"The {name} bound is above 1, where every risk lies below it: it says nothing.", highlight=False
-            )
+            screen.print(f"The {name} bound is at least 1, so it does not constrain the risk.", highlight=False)
     if found.largest_rho is not None:
-        screen.print(f"The second holds for rho up to {found.largest_rho:.4f} on these images.", highlight=False)
+        screen.print(
+            f"The second inequality holds for rho up to {found.largest_rho:.4f} on these images.", highlight=False
+        )
     device = next((p.device for p in loaded.model.parameters()), torch.device("cpu"))
     about = {"model": str(asked.path), "which": which, "data": spec, "data_note": images.note, "facts": loaded.facts}
     facts = {**found.as_dict(), "about": about, "software": run_folder.environment(device)}
@@ -130,7 +132,7 @@ def run(argv: list[str]) -> int:
 
 
 def _name(asked: Arguments) -> str:
-    """A file name that tells results apart: what was not left as it is."""
+    """The file name of a result: every setting that differs from its default."""
     parts = ["bound", *([data_word(asked.data)] if asked.data is not None else [])]
     for name in ("eps", "rho", "limit", "seed", "resamples", "strongest", "which"):
         value = getattr(asked, name)
@@ -140,9 +142,9 @@ def _name(asked: Arguments) -> str:
 
 
 def _radius(path: Path) -> float:
-    """The largest radius that a run was trained for."""
+    """The largest radius that a run was trained with."""
     if not (path / run_folder.CONFIG).is_file():
-        raise UserError(f"{path} does not say the radius it was trained for. Give it: --eps 8/255.")
+        raise UserError(f"{path} does not record the radius it was trained for. Give it: --eps 8/255.")
     try:
         return run_folder.open_run(path).config.objective.radius
     except UserError:

@@ -1,4 +1,4 @@
-"""Where a command prints to: a console whose reader may go away (`sparring recipes | head`)."""
+"""The console that commands print to; its reader may close the pipe (`sparring recipes | head`)."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from rich.console import Console
 
 
 class Screen(Console):
-    """rich's console, for which a [ in a path is a letter and no markup.
+    """rich's console without markup, so that a [ in a path is printed as it is.
 
-    A reader that has gone raises BrokenPipeError, as it does in `print`, and does not end Python.
+    A closed pipe raises BrokenPipeError, as it does in `print`.
     """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"markup": False, **options})
 
     def on_broken_pipe(self) -> None:
-        """What rich does instead is leave with 1."""
+        """Raise, where rich would exit with code 1."""
         raise BrokenPipeError
 
 
 def let_go() -> None:
-    """Print to nowhere from now on: what is still buffered would fail once more when Python ends."""
+    """Redirect standard output to nowhere: flushing the buffer at exit would fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

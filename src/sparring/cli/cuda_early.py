@@ -1,7 +1,7 @@
-"""The GPU's driver begun while Python still reads torch: both take seconds, and neither needs the other.
+"""Initialise the CUDA driver in a thread while Python imports torch: both take seconds and are independent.
 
-Without torch, so by the driver's own C calls. The context it makes is the one that torch uses later (the primary one).
-Nothing here can fail for the user: whoever needs the GPU afterwards meets the same trouble, and can say so.
+It calls the driver's C API, since torch is not imported yet. The context is the primary one, which torch uses later.
+Errors are ignored here: code that needs the GPU later meets the same error and reports it.
 """
 
 from __future__ import annotations
@@ -13,31 +13,33 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-_COMMANDS = ("bench", "evaluate", "train")  # those that compute in this process, on a GPU where there is one
+_COMMANDS = ("bench", "evaluate", "train")  # those that use a GPU in this process if there is one
 _LIBRARY = "libcuda.so.1"
 
 
-def wake(words: Sequence[str], load: Callable[[str], ctypes.CDLL] = ctypes.CDLL) -> threading.Thread | None:
-    """Begin a thread that makes the GPU's context, if a command's words ask for a GPU or leave it open."""
+def start(words: Sequence[str], load: Callable[[str], ctypes.CDLL] = ctypes.CDLL) -> threading.Thread | None:
+    """Start a thread that creates the GPU's context, unless the command's words rule a GPU out."""
     number = _number(words)
     if number is None:
         return None
-    thread = threading.Thread(target=context, args=(number, load))  # no daemon: an exit would cut the driver off
+    thread = threading.Thread(
+        target=context, args=(number, load)
+    )  # not a daemon: an exit must not interrupt the driver
     thread.start()
     return thread
 
 
 def context(number: int, load: Callable[[str], ctypes.CDLL] = ctypes.CDLL) -> None:
-    """Make the primary context of a GPU, where there is a driver."""
+    """Create the primary context of a GPU, if there is a driver."""
     with suppress(OSError, AttributeError):
         cuda = load(_LIBRARY)
-        device, made = ctypes.c_int(), ctypes.c_void_p()
+        device, created = ctypes.c_int(), ctypes.c_void_p()
         if cuda.cuInit(0) == 0 and cuda.cuDeviceGet(ctypes.byref(device), number) == 0:
-            cuda.cuDevicePrimaryCtxRetain(ctypes.byref(made), device)
+            cuda.cuDevicePrimaryCtxRetain(ctypes.byref(created), device)
 
 
 def _number(words: Sequence[str]) -> int | None:
-    """The GPU that will be used, as far as it can be told without reading everything; None for none."""
+    """The number of the GPU that a command will use, from a quick scan of its words; None for none."""
     if not words or words[0] not in _COMMANDS or {"-h", "--help"} & set(words):
         return None
     if "LOCAL_RANK" in os.environ:  # one process of several, each with its own GPU

@@ -1,4 +1,4 @@
-"""`sparring demo`: standard, worst-case and friendly training on digits, measured, told in one table and one page."""
+"""`sparring demo`: standard, worst-case and friendly training on digits, compared in one table and on one page."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from sparring.evaluation import evaluate
 from sparring.objectives import KTauPGD, Progress
 from sparring.recipes import digits
 from sparring.report.attack_path import attack_path, choose
-from sparring.report.page import Method, percent, write_page
+from sparring.report.content import Method
+from sparring.report.page import percent, write_page
 from sparring.training import run_folder
 from sparring.training.checkpoint import write_text
 from sparring.training.config import Config
@@ -48,24 +49,24 @@ TRIALS = {
 
 @dataclass(frozen=True)
 class Options:
-    """Where and with which seed."""
+    """Where to write, and the seed."""
 
     out: Path = Path("runs/demo")
-    """Folder for the page and the three runs; an earlier demo there is replaced."""
+    """Folder for the page and the three runs; a demo that is already there is replaced."""
     seed: int = 0
     epochs: int = digits.MADRY.epochs
-    """Fewer for a quicker, rougher look."""
+    """Fewer are faster and less accurate."""
 
 
 def run(argv: list[str]) -> int:
     """The command."""
     options = parse(Options, argv, prog="sparring demo", description=DESCRIPTION)
-    _refuse_strangers(options.out)
+    _check_folder(options.out)
     began = time.perf_counter()
     data, console = load("digits"), Screen()
     console.print(
         f"Digits: {len(data.train)} training and {len(data.test)} test images, 8x8. "
-        f"Attacks may move every pixel by {digits.EPS} of its range.",
+        f"Attacks may change every pixel by up to {digits.EPS} of its range.",
         highlight=False,
     )
     methods, models = [], {}
@@ -83,15 +84,15 @@ def run(argv: list[str]) -> int:
     except Interrupted:
         again = shlex.join(["sparring", "demo", *argv])
         raise RunFailed(f"the demo was interrupted. Start it again with: {again}") from None
-    lead = verdict(methods[1], methods[2], len(data.test))
+    lead = conclusion(methods[1], methods[2], len(data.test))
     page = options.out / "index.html"
     _write(page, lead, methods, models["FAT"], data, options)
     write_text(options.out / "demo.json", json.dumps(_as_data(methods, options, len(data.test)), indent=2) + "\n")
     console.print(_table(methods, len(data.test)))
     console.print(lead, highlight=False)
     console.print(
-        f"\n{time.perf_counter() - began:.0f} s. Read why: {page}\n"
-        f"FAT's numbers again: {_again(options.out)}\n"
+        f"\n{time.perf_counter() - began:.0f} s. The page: {page}\n"
+        f"Measure FAT again: {_again(options.out)}\n"
         f"Use a model: sparring.load_model({str(options.out / 'fat')!r})",
         highlight=False,
         soft_wrap=True,
@@ -99,8 +100,8 @@ def run(argv: list[str]) -> int:
     return 0
 
 
-def _refuse_strangers(out: Path) -> None:
-    """A folder with something in it that is not an earlier demo's is not ours to write into."""
+def _check_folder(out: Path) -> None:
+    """Refuse a folder that holds anything but a demo."""
     if not out.is_dir():
         return
     page = {"index.html"} if (out / "demo.json").is_file() else set()
@@ -111,7 +112,7 @@ def _refuse_strangers(out: Path) -> None:
 
 
 def _measure(name: str, about: str, config: Config, model: torch.nn.Module, data: Dataset, folder: Path) -> Method:
-    """One row: accuracies on the test images at the radius of training, kept as `sparring evaluate` keeps them."""
+    """One row: accuracies on the test images at the training radius, written as by `sparring evaluate`."""
     origin = {
         "model": str(folder),
         "which": "last",
@@ -121,9 +122,9 @@ def _measure(name: str, about: str, config: Config, model: torch.nn.Module, data
     }
     x, y, eps = data.test.x, data.test.y, config.validation_eps
     found = evaluate(model, x, y, PROTOCOL, eps=eps, doubts=False, about=origin)
-    kept = folder / run_folder.EVALUATION
-    kept.mkdir(exist_ok=True)
-    write_text(kept / f"{PROTOCOL}-eps{schedules.spell(eps)}.json", found.to_json())
+    evaluation = folder / run_folder.EVALUATION
+    evaluation.mkdir(exist_ok=True)
+    write_text(evaluation / f"{PROTOCOL}-eps{schedules.spell(eps)}.json", found.to_json())
     history = run_folder.read_metrics(folder)
     return Method(
         name=name,
@@ -137,19 +138,19 @@ def _measure(name: str, about: str, config: Config, model: torch.nn.Module, data
 
 
 def _again(out: Path) -> str:
-    """The command that measures the friendly model as the demo does."""
+    """The command that repeats the demo's measurement of the friendly model."""
     words = ["sparring", "evaluate", str(out / "fat"), "--protocol", PROTOCOL, "--eps", schedules.spell(digits.EPS)]
     return shlex.join(words)
 
 
 def _as_data(methods: list[Method], options: Options, images: int) -> dict[str, Any]:
-    """The table for programs."""
+    """The table as JSON."""
     rows = {m.name: {**m.accuracies, "backprops": m.backprops, "seconds": m.seconds} for m in methods}
     return {"n": images, "seed": options.seed, "methods": rows, **run_folder.environment(torch.device("cpu"))}
 
 
-def verdict(madry: Method, fat: Method, images: int) -> str:
-    """One sentence of what the numbers show, whichever way they fell. Within one standard error nobody is ahead."""
+def conclusion(madry: Method, fat: Method, images: int) -> str:
+    """One sentence on what the numbers show. A difference within one standard error counts as none."""
 
     def ahead(column: str) -> int:
         one, other = fat.accuracies[column], madry.accuracies[column]
@@ -157,12 +158,12 @@ def verdict(madry: Method, fat: Method, images: int) -> str:
         return 0 if abs(one - other) <= noise else 1 if one > other else -1
 
     accurate = {1: "more accurate", 0: "about as accurate", -1: "less accurate"}[ahead("Natural")]
-    robust = {1: "better", 0: "about as well", -1: "worse"}[ahead("PGD-20")]
+    robust = {1: "more robust", 0: "about as robust", -1: "less robust"}[ahead("PGD-20")]
     return (
         f"Friendly training is {accurate} on clean images ({percent(fat.accuracies['Natural'])} % against "
-        f"{percent(madry.accuracies['Natural'])} % for worst-case training), withstands PGD-20 {robust} "
+        f"{percent(madry.accuracies['Natural'])} % for worst-case training), {robust} under PGD-20 "
         f"({percent(fat.accuracies['PGD-20'])} % against {percent(madry.accuracies['PGD-20'])} %), and needs "
-        f"{fat.backprops:.1f} instead of {madry.backprops:.1f} back-propagations per image to make its training data."
+        f"{fat.backprops:.1f} instead of {madry.backprops:.1f} backward passes per image to make its training data."
     )
 
 
@@ -189,7 +190,7 @@ def _write(
 ) -> None:
     attack = digits.FAT.objective.search(Progress(1, options.epochs))
     assert isinstance(attack, KTauPGD)
-    # Smaller steps than in training and tau 0, so that the crossing can be watched and the stop stands right behind it.
+    # Smaller steps than in training, and tau 0, so that the crossing is visible and the stop comes right after it.
     eps, step_size, steps = attack.eps, attack.eps / 10, attack.steps
     x, y = data.test.x.float() / 255, data.test.y
     picked = choose(model, x, y, eps=eps, step_size=step_size, steps=steps)
@@ -202,18 +203,18 @@ def _write(
         title="Friendly adversarial training on digits",
         lead=lead,
         methods=methods,
-        walks=strips,
+        strips=strips,
         facts={
             "Data": f"{data.note}; {len(data.train)} training and {len(data.test)} test images",
             "Attack in training": f"eps {eps:g}, {steps} steps of {attack.step_size:g}; FAT with tau {attack.tau}",
             "Attack in the strips": f"eps {eps:g}, {steps} steps of {step_size:g}, tau 0, on the FAT model",
-            "Attacks in the table": f"protocol {PROTOCOL}: eps as in training; PGD-20 and C&W (30 steps) in steps of "
+            "Attacks in the table": f"protocol {PROTOCOL}: eps as in training; PGD-20 and C&W (30 steps) with steps of "
             "eps/10, random start",
             "Seed": str(options.seed),
             "Hardware": f"{where['device']}, {where['threads']} threads",
             "Versions": f"sparring {where['sparring']}, torch {where['torch']}, Python {where['python']}",
             "Command": where["command"],
         },
-        note=f"PGD-20 and C&W are the protocol {PROTOCOL}'s, in steps of eps/10. FAT's numbers again: "
-        f"`{_again(options.out)}`. Another protocol gives others: dat takes steps of eps/4.",
+        note=f"PGD-20 and C&W follow the protocol {PROTOCOL}, with steps of eps/10. To measure FAT again: "
+        f"`{_again(options.out)}`. Other protocols give other numbers: dat has steps of eps/4.",
     )

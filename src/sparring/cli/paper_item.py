@@ -1,83 +1,79 @@
-"""An item of the paper on the screen: its table, what must be known about it, and the files it was drawn to."""
+"""An item of the paper on the screen: its table, its notes and findings, and the files written."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from rich import box
 from rich.measure import Measurement
 from rich.table import Table
 
 from sparring.cli.console import Screen
-from sparring.paper.collect import Collected, lines, notes
+from sparring.paper.collect import Collected, table_rows
 from sparring.paper.findings import findings
+from sparring.paper.notes import notes
 from sparring.paper.render import draw, listed
 from sparring.paper.specs import Item
-from sparring.report.comparison import Line, as_printed, best
+from sparring.report.comparison import TableRow, as_printed, best
 
-_LABEL = 8  # columns of a screen for a method's name, in as many lines: FAT for, TRADES, 16/255
+_LABEL = 8  # least width of a method's name, which may wrap: FAT for, TRADES, 16/255
 
 
 def show(collected: Collected, screen: Screen) -> None:
-    """The table on the screen, what must be known about it, and the files it was drawn to."""
+    """Print an item's table, notes and findings, write its table or figures to files, and print their captions."""
     if collected.item.kind == "table":
-        screen.print(_fitting(collected.item, lines(collected), screen))
-    told: Callable[[str], None] = lambda line: screen.print(line, highlight=False)  # noqa: E731
-    for note in notes(collected):
-        told(note)
-    if collected.found:
-        told(listed("What we see:", findings(collected)))
+        screen.print(_fitting(collected.item, table_rows(collected), screen))
+    found = [listed("What we find:", findings(collected))] if collected.found else []
     drawn = draw(collected) if collected.found or collected.begun else {}
-    for caption in dict.fromkeys(drawn.values()):
-        if caption:
-            told(caption)
+    for text in [*notes(collected), *found, *filter(None, dict.fromkeys(drawn.values()))]:
+        screen.print(text, highlight=False)
     for path in drawn:
         screen.print(f"wrote {path}", highlight=False, soft_wrap=True)
 
 
-def _fitting(item: Item, each: Sequence[Line], screen: Screen) -> Table:
-    """The table as the screen has room for it: deviations in lines of their own, or one accuracy a line."""
-    wide, narrow = _table(item, each), _table(item, each, between="\n± ")
+def _fitting(item: Item, rows: Sequence[TableRow], screen: Screen) -> Table:
+    """The table as the screen allows: in full, with deviations on lines of their own, or one number per line."""
+    wide, narrow = _table(item, rows), _table(item, rows, between="\n± ")
     room = screen.options.update(max_width=1000)
     if Measurement.get(screen, room, wide).maximum <= screen.width:
         return wide
-    return narrow if Measurement.get(screen, room, narrow).minimum <= screen.width else _tall(item, each)
+    return narrow if Measurement.get(screen, room, narrow).minimum <= screen.width else _tall(item, rows)
 
 
-def _table(item: Item, each: Sequence[Line], between: str = " ± ") -> Table:
-    """Two lines a method: ours, and the paper's. Columns that are empty for everybody are left out.
+def _table(item: Item, rows: Sequence[TableRow], between: str = " ± ") -> Table:
+    """Two lines per method: ours, and the paper's. Columns without any number are left out.
 
     Args:
-        between: stands before a deviation; with a line break a narrow screen has room for the table.
+        between: printed before a deviation; a line break makes the table narrower.
     """
-    table, columns = _titled(item), _columns(item, each)
-    costs = ["BPs"] if any(line.backprops is not None for line in each) else []
-    table.add_column("", min_width=min(_LABEL, max(len(line.label) for line in each)))
+    table, columns = _titled(item), _columns(item, rows)
+    costs = ["BPs"] if any(row.backprops is not None for row in rows) else []
+    table.add_column("", min_width=min(_LABEL, max(len(row.label) for row in rows)))
     table.add_column("", no_wrap=True)
     for column in (*columns, *costs):
         table.add_column(column, justify="right", no_wrap=True)
-    for line in each:
-        ours = [_ours(line, column, each).replace(" ± ", between) for column in columns]
-        paper = [_paper(line, column).replace(" ± ", between) for column in columns]
-        backprops = [_backprops(line)] if costs else []
-        table.add_row(line.label, "ours" if line.ours else "to do", *ours, *backprops)
+    for row in rows:
+        ours = [_ours(row, column, rows).replace(" ± ", between) for column in columns]
+        paper = [_paper(row, column).replace(" ± ", between) for column in columns]
+        backprops = [_backprops(row)] if costs else []
+        table.add_row(row.label, "ours" if row.ours else "to do", *ours, *backprops)
         table.add_row("", "paper", *paper, *[""] * len(costs), style="dim", end_section=True)
-    return _explained(table, each)
+    return _captioned(table, rows)
 
 
-def _tall(item: Item, each: Sequence[Line]) -> Table:
-    """One accuracy a line, ours and the paper's side by side."""
+def _tall(item: Item, rows: Sequence[TableRow]) -> Table:
+    """One number per line, ours and the paper's side by side."""
     table = _titled(item)
     table.add_column("")
     for name in ("ours", "paper"):
         table.add_column(name, justify="right", no_wrap=True)
-    for line in each:
-        table.add_row(line.label, "" if line.ours else "to do", "", style="bold")
-        rows = {column: (_ours(line, column, each), _paper(line, column)) for column in _columns(item, each)}
-        for name, numbers in (rows | {"BPs": (_backprops(line), "")}).items():
+    for row in rows:
+        table.add_row(row.label, "" if row.ours else "to do", "", style="bold")
+        accuracies = {column: (_ours(row, column, rows), _paper(row, column)) for column in _columns(item, rows)}
+        for name, numbers in (accuracies | {"BPs": (_backprops(row), "")}).items():
             if any(numbers):
                 table.add_row(f"  {name}", *numbers)
-    return _explained(table, each)
+    return _captioned(table, rows)
 
 
 def _titled(item: Item) -> Table:
@@ -85,31 +81,31 @@ def _titled(item: Item) -> Table:
     return Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
 
 
-def _ours(line: Line, column: str, each: Sequence[Line]) -> str:
-    """With a star where it is the best of all."""
-    cell = line.ours.get(column)
-    return "" if cell is None else f"{'*' if cell.text == best(each, column) else ''}{cell.text}"
+def _ours(row: TableRow, column: str, rows: Sequence[TableRow]) -> str:
+    """Our number, with a star if it is the best of all rows."""
+    cell = row.ours.get(column)
+    return "" if cell is None else f"{'*' if cell.text == best(rows, column) else ''}{cell.text}"
 
 
-def _paper(line: Line, column: str) -> str:
-    return as_printed(line.paper[column]) if column in line.paper else ""
+def _paper(row: TableRow, column: str) -> str:
+    return as_printed(row.paper[column]) if column in row.paper else ""
 
 
-def _backprops(line: Line) -> str:
-    return "" if line.backprops is None else f"{line.backprops:.1f}"
+def _backprops(row: TableRow) -> str:
+    return "" if row.backprops is None else f"{row.backprops:.1f}"
 
 
-def _columns(item: Item, each: Sequence[Line]) -> list[str]:
-    """Those that are not empty for everybody."""
-    return [column for column in item.columns if any(column in line.ours or column in line.paper for line in each)]
+def _columns(item: Item, rows: Sequence[TableRow]) -> list[str]:
+    """The columns in which some row has a number."""
+    return [column for column in item.columns if any(column in row.ours or column in row.paper for row in rows)]
 
 
-def _explained(table: Table, each: Sequence[Line]) -> Table:
-    """With a caption: which networks these are."""
-    ours_are = dict.fromkeys(line.about for line in each if line.ours)
-    papers = dict.fromkeys(line.paper_about for line in each)
-    if ours_are:
-        starred = " (* the best)" if sum(bool(line.ours) for line in each) > 1 else ""
-        table.caption = f"Ours: {'; '.join(ours_are)}{starred}. The paper's: {', '.join(papers)}."
+def _captioned(table: Table, rows: Sequence[TableRow]) -> Table:
+    """The table with a caption that names the networks."""
+    ours = dict.fromkeys(row.about for row in rows if row.ours)
+    papers = dict.fromkeys(row.paper_about for row in rows)
+    if ours:
+        starred = " (* the best)" if sum(bool(row.ours) for row in rows) > 1 else ""
+        table.caption = f"Ours: {'; '.join(ours)}{starred}. The paper's: {', '.join(papers)}."
         table.caption_justify = "left"
     return table

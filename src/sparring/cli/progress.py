@@ -1,4 +1,4 @@
-"""Progress of a training: a bar on a terminal, a line a minute elsewhere; one line per finished epoch."""
+"""Progress of a training: a bar on a terminal, a line per minute elsewhere, and a line per finished epoch."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from sparring.evaluation.progress import EVERY
 from sparring.schedules import pixels
 from sparring.training.config import Config
 
-_REFRESH = 0.5  # seconds between looks at the mean, which makes a GPU wait
+_REFRESH = 0.5  # seconds between reads of the mean, each of which synchronises with the GPU
 _UNKNOWN = "-:--:--"
-_PATIENCE = 2  # epochs of one class for everything before it is told
+_PATIENCE = 2  # consecutive epochs of predicting a single class before a note is printed
 
 
 def _clock(seconds: float) -> str:
-    """3:05:09."""
+    """'3:05:09'."""
     whole = int(seconds)
     return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
 
 
 class TrainingBar:
-    """Watches a training. Where the output is no terminal only lines appear, if they are wanted."""
+    """Tracks a training on a console. `lines` prints a line per epoch; without a terminal there is no bar."""
 
     def __init__(self, console: Console | None = None, *, title: str = "", lines: bool = True) -> None:
         self.console = console or Screen()
         self.title, self.lines = title, lines
         self.live = self.console.is_terminal
         self.progress: Progress | None = None
-        self.looked = 0.0
-        self.steps = self.dull = 0
+        self.read = 0.0
+        self.steps = self.constant = 0
         self.since: tuple[int, float] | None = None
 
     def begin(self, config: Config, *, steps: int, epoch: int, engine: str) -> None:
-        """Training begins, or goes on, at this epoch."""
+        """Training begins or resumes at this epoch."""
         self.steps, self.epochs = steps, config.epochs
-        self.told = time.perf_counter()
+        self.printed = time.perf_counter()
         if self.lines:
             self._print(engine)
             self._print(
@@ -73,16 +73,16 @@ class TrainingBar:
         done = (epoch - 1) * self.steps + step
         now = time.perf_counter()
         left = self._left(done, now)
-        if self.live and now - self.looked > _REFRESH:
-            self.looked = now
+        if self.live and now - self.read > _REFRESH:
+            self.read = now
             self.progress.update(self.task, backprops=f"{backprops():.1f} BPs")
-        if self.lines and not self.live and now - self.told > EVERY:
-            self.told = now
+        if self.lines and not self.live and now - self.printed > EVERY:
+            self.printed = now
             self._print(f"{self._describe(epoch)}  step {step} of {self.steps}  {backprops():.1f} BPs  {left} left")
         self.progress.update(self.task, completed=done, description=self._describe(epoch), left=left)
 
     def _left(self, done: int, now: float) -> str:
-        """The time left by the mean speed since this session's first step, which may have waited for compilers."""
+        """The time left, by the mean speed since the first step of this start (that step may include compilation)."""
         if self.since is None:
             self.since = done, now
             return _UNKNOWN
@@ -93,18 +93,18 @@ class TrainingBar:
         """An epoch is done."""
         if not self.lines:
             return
-        self.told = time.perf_counter()
+        self.printed = time.perf_counter()
         tau = "" if record["tau"] is None else f"  tau {record['tau']}"
         self._print(
             f"{self.title}epoch {record['epoch']:3}  loss {record['loss']:.3f}  natural {record['natural']:6.1%}  "
             f"PGD-10 {record['pgd10']:6.1%}  {record['backprops']:4.1f} BPs{tau}  {record['seconds']:.1f} s  "
             f"{record['images_per_second']:.0f} images/s{'  best' if best else ''}"
         )
-        self.dull = self.dull + 1 if record.get("one_class") else 0
-        if self.dull == _PATIENCE:
+        self.constant = self.constant + 1 if record.get("one_class") else 0
+        if self.constant == _PATIENCE:
             self._print(
-                f"note: for {_PATIENCE} epochs it has said the same class for every validation image. Where that "
-                "stays, units are dead or the attack is too strong to start with: try another --seed, a lower --lr."
+                f"note: for {_PATIENCE} epochs the model has predicted one class for every validation image. If that "
+                "persists, units are dead or the attack is too strong at first: try another --seed or a lower --lr."
             )
 
     def _print(self, line: str) -> None:

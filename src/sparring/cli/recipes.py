@@ -23,16 +23,16 @@ Examples:
   sparring recipes no-projection"""
 
 
-# The protocol of the expectations, by data set; `sparring train` tells to measure by the same.
+# Data set -> protocol of the expected accuracies; `sparring train` suggests the same protocol.
 PROTOCOLS = {"digits": "mart", "cifar10": "dat"}
 
 
 @dataclass(frozen=True)
 class Options:
-    """What to show."""
+    """What to list or show."""
 
     name: Annotated[str | None, tyro.conf.Positional] = None
-    """A recipe, or a group of them; all unless given."""
+    """A recipe, or a group of recipes; all by default."""
 
 
 def run(argv: list[str]) -> int:
@@ -45,7 +45,7 @@ def run(argv: list[str]) -> int:
         table = Table(box=None, pad_edge=False)
         table.add_column("recipe", no_wrap=True)
         table.add_column(
-            "what; cost; natural / PGD-20 to expect, % "
+            "what; cost; expected natural / PGD-20 accuracy, % "
             f"(digits: protocol {PROTOCOLS['digits']}, CIFAR-10: {PROTOCOLS['cifar10']})"
         )
         for recipe in shown:
@@ -54,7 +54,7 @@ def run(argv: list[str]) -> int:
             table.add_row(group, f"{len(members)} recipes, from {members[0].name}: sparring recipes {group}")
         console.print(table)
         if any(recipe.config.data == "digits" for recipe in shown):
-            console.print(f"\nTo expect of digits: {digits.MEASURED}", highlight=False)
+            console.print(f"\nExpected on digits: {digits.MEASURED}", highlight=False)
         console.print("\nOne in full: sparring recipes NAME    Run one: sparring train NAME")
         return 0
     recipe = recipes.find(name)

@@ -1,4 +1,4 @@
-"""`sparring report`: one self-contained page of runs, and of the paper's items beside ours."""
+"""`sparring report`: one self-contained page about runs, and about the paper's tables and figures beside ours."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from sparring.paper import specs
 from sparring.paper.collect import collect
 from sparring.paper.render import exhibit
 from sparring.report.attack_path import AttackPath
-from sparring.report.gather import foreign, hardware, strips
+from sparring.report.content import Exhibit, Method
+from sparring.report.gather import hardware, not_evaluations, strips
 from sparring.report.gather import methods as rows_of
 from sparring.report.labels import labels
-from sparring.report.page import Exhibit, Method, write_page
+from sparring.report.page import write_page
 from sparring.training import run_folder
 
-DESCRIPTION = """Make one page to read: tables with the paper beside ours, curves, trade-offs, attacks step by step.
-It needs no network, and reads well on a phone and in print.
+DESCRIPTION = """Write one HTML page: tables with the paper's numbers, curves, trade-offs, attacks step by step.
+It loads nothing from the network, and works on a phone and in print.
 
 Examples:
   sparring report
@@ -39,19 +40,19 @@ class Options:
     paths: Annotated[tuple[Path, ...], tyro.conf.Positional] = (Path("results"),)
     """Run folders or a folder of them, folders of results (results/table1), or the folder of all results."""
     out: Path = Path("report.html")
-    """The page."""
+    """File of the page."""
     title: str | None = None
-    """Its heading."""
-    walks: int = 2
-    """Images on which an attack is walked step by step, 0 for none: on the run that has such images and is the most
-    robust on its validation images (PGD-10, last epoch)."""
+    """Heading of the page."""
+    strips: Annotated[int, tyro.conf.arg(aliases=("--walks",))] = 2
+    """Number of images whose attack is shown step by step; 0 for none. The model is that of the most robust run on
+    validation images (PGD-10, last epoch) that has suitable images."""
 
 
 def run(argv: list[str]) -> int:
     """The command."""
     options = parse(Options, argv, prog="sparring report", description=DESCRIPTION)
-    if options.walks < 0:
-        raise UserError(f"--walks must be at least 0, got {options.walks}.")
+    if options.strips < 0:
+        raise UserError(f"--strips must be at least 0, got {options.strips}. Write 0 for none.")
     if options.out.is_dir():
         raise UserError(f"{options.out} is a folder. Name a file: --out {options.out / 'report.html'}.")
     found = {path: _run_folders(path) for path in options.paths}
@@ -63,7 +64,7 @@ def run(argv: list[str]) -> int:
     if not ready and not exhibits:
         if damaged:
             raise UserError(next(iter(damaged.values())))
-        ready = young  # the first of them says what it lacks
+        ready = young  # the first of them raises the error
     names = labels({folder: run_folder.open_run(folder).config for folder in ready})
     methods = [row for folder, name in names.items() for row in rows_of(folder, name)]
     left_out = " ".join(
@@ -71,8 +72,8 @@ def run(argv: list[str]) -> int:
             None,
             [
                 *(f"Left out: {why}" for why in damaged.values()),
-                _left_out("for want of a finished epoch", young),
-                _left_out("because it is no evaluation", [path for folder in ready for path in foreign(folder)]),
+                _left_out("no finished epoch", young),
+                _left_out("not an evaluation", [path for folder in ready for path in not_evaluations(folder)]),
             ],
         )
     )
@@ -81,7 +82,7 @@ def run(argv: list[str]) -> int:
         raise UserError(
             f"nothing to report in {given}: no run and no result. Make one: sparring reproduce fig-motivation."
         )
-    walks, walked = _walks(names, options.walks)
+    shown, strips_note = _strips(names, options.strips)
     where = run_folder.environment(torch.device("cpu"))
     facts = {
         "Sources": ", ".join(map(str, options.paths)),
@@ -97,8 +98,8 @@ def run(argv: list[str]) -> int:
         lead=_lead(methods, exhibits),
         methods=methods,
         exhibits=exhibits,
-        walks=walks,
-        walked=walked,
+        strips=shown,
+        strips_note=strips_note,
         facts=facts,
         note=" ".join(filter(None, [left_out, _weak(methods)])),
     )
@@ -109,20 +110,20 @@ def run(argv: list[str]) -> int:
 
 
 def _run_folders(path: Path) -> list[Path]:
-    """The run in a folder, or those that lie in it."""
+    """The folder itself if it is a run, otherwise the runs in it."""
     if (path / run_folder.CONFIG).is_file():
         return [path]
     return sorted(config.parent for config in path.glob(f"*/{run_folder.CONFIG}")) if path.is_dir() else []
 
 
 def _exhibits(path: Path) -> list[Exhibit]:
-    """The items in a folder of results: of one item, or of all."""
+    """The items in a folder of results, which may be that of one item or of all."""
     if not path.exists():
-        there = Path("results") / path
-        if str(path) in specs.ITEMS and there.is_dir():
-            raise UserError(f"{path} does not exist. Its results are in a folder: sparring report {there}.")
+        folder = Path("results") / path
+        if str(path) in specs.ITEMS and folder.is_dir():
+            raise UserError(f"{path} does not exist. Give the folder of its results: sparring report {folder}.")
         raise UserError(
-            f"{path} does not exist. Give run folders or folders of results; to get results: sparring reproduce ITEM."
+            f"{path} does not exist. Give run folders or folders of results; to make results: sparring reproduce ITEM."
         )
     if path.is_dir() and path.name in specs.ITEMS:
         names, top = [path.name], path.parent
@@ -132,11 +133,11 @@ def _exhibits(path: Path) -> list[Exhibit]:
     for line in (line for one in collected for line in one.unread):
         print(f"left out: {line}")
     found = [exhibit(one) for one in collected if one.found or one.begun]
-    tries = sorted(one.name for one in path.glob("limit*") if path.name in specs.ITEMS)
-    if not found and tries:
+    limited = sorted(one.name for one in path.glob("limit*") if path.name in specs.ITEMS)
+    if not found and limited:
         raise UserError(
-            f"{path} holds tries on fewer images only ({', '.join(tries)}), which a page does not show. "
-            f"Without --limit: sparring reproduce {path.name}."
+            f"{path} has only results on fewer images ({', '.join(limited)}), which a page does not show. "
+            f"Measure all images: sparring reproduce {path.name}."
         )
     if not found and not (path.is_dir() and path.name == "results"):
         raise UserError(f"{path} holds neither a run nor results of the paper's items. Check the path.")
@@ -144,17 +145,17 @@ def _exhibits(path: Path) -> list[Exhibit]:
 
 
 def _weak(methods: list[Method]) -> str:
-    """Numbers that no strong attack stands behind."""
+    """A note if no number was measured with AutoAttack."""
     if not methods or any("AutoAttack" in name for method in methods for name in method.accuracies):
         return ""
     return (
-        "No number here is by AutoAttack, the attack that claims of robustness are held against: `sparring evaluate "
+        "No number here was measured with AutoAttack, the standard test of a robustness claim: `sparring evaluate "
         "RUN --protocol autoattack`."
     )
 
 
 def _damage(folder: Path) -> str:
-    """What is wrong with a run's own files; nothing where all is well."""
+    """The error in a run's own files; '' if they can be read."""
     try:
         run_folder.open_run(folder)
         run_folder.whole_history(folder)
@@ -165,38 +166,38 @@ def _damage(folder: Path) -> str:
 
 
 def _left_out(why: str, paths: list[Path]) -> str:
-    """What has nothing to show."""
-    return f"Left out, {why}: {', '.join(map(str, paths))}." if paths else ""
+    """'Left out (why): a, b.'; '' without paths."""
+    return f"Left out ({why}): {', '.join(map(str, paths))}." if paths else ""
 
 
-def _walks(names: Mapping[Path, str], count: int) -> tuple[list[AttackPath], str]:
-    """Strips of the most robust run that has images for them, and whose they are; where none has, the reason.
+def _strips(names: Mapping[Path, str], count: int) -> tuple[list[AttackPath], str]:
+    """Strips of the most robust run that has suitable images, and a sentence: which run it is, or why there are none.
 
-    Robust on validation images: every run has these numbers, and has them by the same attack.
+    Robustness is that on validation images: every run has it, measured by the same attack.
     """
     if not names or not count:
         return [], ""
     why_not = []
     for folder in sorted(names, key=_robust, reverse=True):
         try:
-            walks = strips(folder, count)
-        except UserError as error:  # its data are not here
+            paths = strips(folder, count)
+        except UserError as error:  # for example, its data are missing
             why_not.append(str(error))
             continue
-        if walks:
-            why = ", of the runs with such images the most robust one on validation images (PGD-10, last epoch)"
-            return walks, f"The model is that of {names[folder]}{why if len(names) > 1 else ''}."
-    none = "no run whose data are here gets a test image right that PGD fools before its last step."
-    return [], f"No attack is walked: {why_not[0] if len(why_not) == len(names) else none}"
+        if paths:
+            why = ", the most robust run on validation images (PGD-10, last epoch) that has such images"
+            return paths, f"The model is that of {names[folder]}{why if len(names) > 1 else ''}."
+    none = "no run with available data has a correctly classified test image that PGD fools before its last step."
+    return [], f"No attack is shown: {why_not[0] if len(why_not) == len(names) else none}"
 
 
 def _robust(folder: Path) -> float:
-    """PGD-10 accuracy on held-out images, after the last epoch."""
+    """PGD-10 accuracy on validation images after the last epoch."""
     return float(run_folder.read_metrics(folder)[-1]["pgd10"])
 
 
 def _hardware(names: Mapping[Path, str]) -> str:
-    """What the runs were trained and evaluated on: once where that is the same for all."""
+    """The hardware of the runs, stated once if it is the same for all."""
     found: dict[str, list[str]] = {}
     for folder, name in names.items():
         found.setdefault(hardware(folder), []).append(name)
@@ -207,13 +208,13 @@ def _hardware(names: Mapping[Path, str]) -> str:
 
 def _title(methods: list[Method], exhibits: list[Exhibit]) -> str:
     if exhibits:
-        return "Friendly adversarial training: the paper beside ours"
+        return "Friendly adversarial training: the paper's numbers and ours"
     names = _names(methods)
     return f"{len(names)} runs compared" if len(names) > 1 else names[0]
 
 
 def _names(methods: list[Method]) -> list[str]:
-    """The runs' names: a run that was evaluated in several ways has as many rows."""
+    """The runs' names, each once: a run has one row per way of measuring."""
     return list(dict.fromkeys(method.name for method in methods))
 
 
@@ -224,7 +225,7 @@ def _lead(methods: list[Method], exhibits: list[Exhibit]) -> str:
         parts.append(f"{len(names)} run{'s' if len(names) > 1 else ''}: {', '.join(names)}.")
     if exhibits:
         parts.append(
-            f"From the paper: {', '.join(one.where for one in exhibits)}. Every number of ours was measured "
-            "by this package, with the images, the seeds and the hardware said beside it; the paper's are its own."
+            f"From the paper: {', '.join(one.where for one in exhibits)}. Our numbers were measured "
+            "by this package; images, seeds and hardware are stated beside them. The paper's numbers are as published."
         )
     return " ".join(parts)

@@ -13,29 +13,28 @@ from typing import Annotated, Literal
 
 import torch
 import tyro
-from rich.table import Table
 
 from sparring.cli.arguments import parse
 from sparring.cli.console import Screen, let_go
 from sparring.cli.evaluate import make_folder
 from sparring.cli.paper_item import show
+from sparring.cli.paper_listing import count, list_items, list_jobs
 from sparring.cli.progress import TrainingBar
 from sparring.cli.train import breakable, pick_device, stopping
 from sparring.data import describe
 from sparring.errors import RunFailed, UserError
 from sparring.evaluation.protocols import find as find_protocol
-from sparring.paper import Bench, Job, Stopped, carry_out, cost, plan, results, specs, state, wanting
-from sparring.paper.collect import Collected, collect
+from sparring.paper import Job, Stopped, Workspace, carry_out, cost, plan, remaining, results, specs
+from sparring.paper.collect import collect
 from sparring.paper.headline import headline
-from sparring.paper.plan import default_seeds
 from sparring.paper.render import draw
-from sparring.paper.specs import Item, Robustness, Scale
+from sparring.paper.specs import Item, Robustness
 from sparring.seeds import check_seed
 from sparring.training.checkpoint import write_text
 from sparring.training.gpu_sharing import run_together
 
-DESCRIPTION = """Regenerate a table or figure of the paper, beside the paper's own numbers. Finished runs are used
-again, interrupted ones continue. Without an item: the list of items, their cost on one H200, and what is measured.
+DESCRIPTION = """Reproduce a table or figure of the paper, beside the paper's own numbers. Finished runs are reused,
+interrupted ones resume. Without an item: list the items, their cost on one H200, and what is measured.
 
 Examples:
   sparring reproduce
@@ -46,8 +45,8 @@ Examples:
   sparring reproduce table1 --draw
   sparring reproduce --draw"""
 
-_PATIENCE = 3600.0  # seconds that a CPU takes without being asked to
-_WORTH_TELLING = 600.0  # seconds on a CPU
+_PATIENCE = 3600.0  # seconds: longer work runs on a CPU only with --device cpu
+_WORTH_A_NOTE = 600.0  # seconds: longer work on a CPU is announced
 
 
 @dataclass(frozen=True)
@@ -55,27 +54,27 @@ class Options:
     """What to reproduce, how much of it, and where."""
 
     item: Annotated[str | None, tyro.conf.Positional] = None
-    """table1 ... table4, fig-tau, fig-bps, fig-eps, ...; the list unless given."""
+    """table1 ... table4, fig-tau, fig-bps, fig-eps, ...; without it, list them all."""
     scale: Literal["lite", "full"] = "lite"
-    """full is the paper's networks, epochs and trials; lite a shorter schedule that keeps the comparison."""
+    """full: the paper's networks, epochs and seeds. lite: a shorter schedule that keeps the comparison."""
     rows: tuple[str, ...] = ()
-    """Only the rows or points whose names fit: fat-8, small_cnn-*. All unless given."""
+    """Only the rows or points whose names match: fat-8, small_cnn-*. By default all."""
     seeds: tuple[int, ...] = ()
-    """Seeds to train with; one at lite, the paper's trials at full unless given."""
+    """Seeds to train with; by default one at lite, and as many as in the paper at full."""
     limit: int | None = None
-    """Measure on the first so many test images: a quick try, kept apart from the results (results/ITEM/limitN)."""
+    """Measure on the first N test images only; written to results/ITEM/limitN, apart from full results."""
     at_once: int = 1
-    """Processes that share the rows and the GPU (under NVIDIA's MPS, where it is): four do 1.5 times as much as one."""
+    """Processes that share the rows and the GPU (with NVIDIA MPS if present): four do 1.5 times the work of one."""
     share: int | None = None
-    """Per cent of the GPU that each of these may use. 200 / at-once unless given: best with four, and with eleven."""
+    """Per cent of the GPU that each process may use; by default 200 / at-once, which was best with 4 and with 11."""
     max_minutes: float | None = None
-    """Stop cleanly after so many minutes, between two steps; the same command continues."""
+    """Stop cleanly after this many minutes, between two steps; the same command continues."""
     show: bool = True
-    """Show the table and draw it when the work is done."""
+    """Print and draw the table or figure when the work is done."""
     draw: bool = False
-    """Only draw from the results that are there; train and measure nothing. Without an item: all of them."""
+    """Only draw from existing results; train and measure nothing. Without an item: draw all items."""
     plan: bool = False
-    """Only list the jobs: their state and cost."""
+    """Only list the jobs with their states and costs."""
     device: str = "auto"
     """auto, cpu, cuda or cuda:N."""
     results: Path = Path("results")
@@ -90,53 +89,56 @@ def run(argv: list[str]) -> int:
     screen = Screen()
     for flag, folder in (("--results", options.results), ("--runs", options.runs)):
         if folder.exists() and not folder.is_dir():
-            raise UserError(f"{folder} is a file. {flag} is a folder.")
+            raise UserError(f"{folder} is a file. Give a folder: {flag} FOLDER.")
     if options.item is None:
-        _refuse_what_needs_an_item(options)
-        (_draw_all if options.draw else _list)(screen, options)
+        _refuse_flags_that_need_an_item(options)
+        if options.draw:
+            _draw_all(screen, options)
+        else:
+            list_items(screen, options.results)
         return 0
     item = specs.find(options.item)
     if options.plan and options.draw:
-        raise UserError("--plan lists the jobs and --draw draws what is there. Give one of them.")
+        raise UserError("--plan lists the jobs and --draw draws existing results. Give one of them.")
     if options.draw and (options.rows or options.seeds):
-        raise UserError("--draw draws all that is measured. Leave out --rows and --seeds.")
+        raise UserError("--draw draws everything that is measured. Leave out --rows and --seeds.")
     if options.draw and options.scale == "full" and not _any_at(item, options):
-        there = f"sparring reproduce {item.name} --draw"
-        raise UserError(f"nothing of {item.name} is measured at scale full. What is there: {there}.")
+        command = f"sparring reproduce {item.name} --draw"
+        raise UserError(f"nothing of {item.name} is measured at scale full. To draw what exists: {command}.")
     jobs = _jobs(item, options)
     if options.plan:
-        screen.print(_planned(jobs))
+        screen.print(list_jobs(jobs))
         return 0
     finished = True
     if not options.draw:
         device = pick_device(options.device)
-        _possible(item, jobs, options, device)
+        _check_feasible(item, jobs, options, device)
         if options.show:
-            _say_what_is_there(jobs, options, screen)
-        if device.type == "cpu" and cost.on_a_cpu(jobs) > _WORTH_TELLING:
+            _report_existing(jobs, screen)
+        if device.type == "cpu" and cost.on_a_cpu(jobs) > _WORTH_A_NOTE:
             screen.print(f"note: on a CPU this takes about {cost.spell(cost.on_a_cpu(jobs))}", highlight=False)
         finished = _work(jobs, options, device, screen, shlex.join(["sparring", "reproduce", *argv]))
     if not options.show:
         return 0
-    # A drawing shows what there is most of, unless it is told; `lite` may just be the default.
+    # --draw alone shows the scale with the most results: `lite` is also the default of --scale.
     wanted = None if options.draw and options.scale == "lite" else options.scale
     collected = collect(item, options.results, options.limit, wanted)
     show(collected, screen)
     if not finished:
-        left = len(wanting(jobs))
-        screen.print(f"Time is up with {left} of {_count(jobs)} left. The same command continues.", highlight=False)
+        left = len(remaining(jobs))
+        screen.print(f"Time is up with {left} of {count(jobs)} left. The same command continues.", highlight=False)
     elif not collected.found:
-        screen.print(f"Nothing of {item.name} is measured yet. Begin with: sparring reproduce {item.name}")
+        screen.print(f"Nothing of {item.name} is measured yet. Start with: sparring reproduce {item.name}")
     return 0
 
 
 def _any_at(item: Item, options: Options) -> bool:
-    """Whether anything is measured at the scale that was asked for."""
+    """Whether anything is measured at the requested scale."""
     return any(scale == options.scale for _, scale in collect(item, options.results, options.limit).found)
 
 
-def _refuse_what_needs_an_item(options: Options) -> None:
-    """Without an item there is nothing to choose from: a flag would be ignored."""
+def _refuse_flags_that_need_an_item(options: Options) -> None:
+    """Without an item these flags would be ignored."""
     named = [row for row in options.rows if row in specs.ITEMS]
     if named:
         raise UserError(f"the item goes first: sparring reproduce {named[0]} --rows ...")
@@ -146,36 +148,32 @@ def _refuse_what_needs_an_item(options: Options) -> None:
             raise UserError(f"{flag} needs an item: sparring reproduce ITEM {flag} ... The items: sparring reproduce.")
 
 
-def _say_what_is_there(jobs: Sequence[Job], options: Options, screen: Screen) -> None:
-    """What is not measured now, because it was before."""
-    left = wanting(jobs)
+def _report_existing(jobs: Sequence[Job], screen: Screen) -> None:
+    """Print how many jobs are already measured, and which results will be replaced."""
+    left = remaining(jobs)
     done = [job for job in jobs if job not in left]
     if done:
-        again = "" if left else " Nothing is run; to measure it anew: --results FOLDER."
+        again = "" if left else " Nothing is run; to measure again: --results FOLDER."
         folder = done[0].path.parent
-        screen.print(f"already measured: {len(done)} of {_count(jobs)}, in {folder}.{again}", highlight=False)
+        screen.print(f"already measured: {len(done)} of {count(jobs)}, in {folder}.{again}", highlight=False)
     for job in left:
         found = results.read(job.path)
         if found is not None and not results.matches(found, job.config, job.row.measure, job.limit):
             old = f"{job.path.name}.old"
-            screen.print(f"{job.path} was made by another declaration than today's: kept as {old}", highlight=False)
-
-
-def _count(jobs: Sequence[Job]) -> str:
-    return "1 job" if len(jobs) == 1 else f"{len(jobs)} jobs"
+            screen.print(f"{job.path} has another declaration than the current one: kept as {old}", highlight=False)
 
 
 def _jobs(item: Item, options: Options) -> list[Job]:
     if options.limit is not None and options.limit < 1:
-        raise UserError(f"--limit must be at least 1 image, got {options.limit}. Leave it out for all of them.")
+        raise UserError(f"--limit must be at least 1 image, got {options.limit}. Leave it out to use all images.")
     if options.max_minutes is not None and not 0 < options.max_minutes < math.inf:
         raise UserError(f"--max-minutes must be above 0, got {options.max_minutes}. Leave it out for no limit.")
     if options.at_once < 1:
-        raise UserError(f"--at-once must be at least 1 run, got {options.at_once}.")
+        raise UserError(f"--at-once must be at least 1 process, got {options.at_once}. Write for example 4.")
     if options.share is not None and not 1 <= options.share <= 100:
-        raise UserError(f"--share must be 1 to 100 per cent, got {options.share}.")
+        raise UserError(f"--share must be 1 to 100 per cent, got {options.share}. Leave it out for the default.")
     if options.share is not None and options.share < 100 and options.at_once == 1:
-        raise UserError(f"--share {options.share} is for several processes. Give --at-once too, or leave it out.")
+        raise UserError(f"--share {options.share} is for several processes. Give --at-once as well, or leave it out.")
     for seed in options.seeds:
         check_seed(seed)
     jobs = plan(
@@ -195,20 +193,20 @@ def _jobs(item: Item, options: Options) -> list[Job]:
     return jobs
 
 
-def _possible(item: Item, jobs: Sequence[Job], options: Options, device: torch.device) -> None:
-    """Refuse, before the first step, what cannot be done here: data that are not there, weeks on a CPU."""
-    ahead = wanting(jobs)
+def _check_feasible(item: Item, jobs: Sequence[Job], options: Options, device: torch.device) -> None:
+    """Refuse before any work what this machine cannot do: missing data, weeks on a CPU, folders it cannot write."""
+    ahead = remaining(jobs)
     if device.type == "cpu" and options.device == "auto" and not _soon(ahead):
         raise UserError(
-            f"{item.name} at scale {options.scale} needs a GPU: about {cost.spell(cost.left(ahead))} on an H200; "
-            f"none is here. Run it on a machine with CUDA, or {_instead(item, ahead, options)}; to insist on the "
-            "CPU add --device cpu."
+            f"{item.name} at scale {options.scale} needs a GPU (about {cost.spell(cost.left(ahead))} on an H200), and "
+            f"there is none. Run it on a machine with CUDA, or {_instead(item, ahead, options)}; to use the "
+            "CPU anyway add --device cpu."
         )
-    here = {found.name: found for found in describe()}
+    here = {source.name: source for source in describe()}
     for spec in sorted({job.config.data.partition(":")[0] for job in ahead if job.config is not None}):
         if not here[spec].present:
-            raise UserError(f"{item.name} needs {spec}, which is not here. Get it: {here[spec].how}.")
-    for job in ahead:  # a protocol that does not exist is told before the training
+            raise UserError(f"{item.name} needs {spec}, which is missing. Get it: {here[spec].how}.")
+    for job in ahead:  # an unknown protocol is an error before the training
         if isinstance(job.row.measure, Robustness):
             find_protocol(job.row.measure.protocol)
     if ahead:
@@ -218,61 +216,61 @@ def _possible(item: Item, jobs: Sequence[Job], options: Options, device: torch.d
 
 
 def _soon(jobs: Sequence[Job]) -> bool:
-    """Whether a CPU does it in about an hour."""
+    """Whether a CPU finishes in about an hour."""
     return cost.on_a_cpu(jobs) <= _PATIENCE
 
 
 def _instead(item: Item, ahead: Sequence[Job], options: Options) -> str:
-    """What a CPU can do: the short scale, a row of it, or other items."""
+    """What to do on a CPU instead: the lite scale, some rows, or another item."""
     jobs = {
         name: plan(other, scale="lite", runs_folder=options.runs, results_folder=options.results)
         for name, other in specs.ITEMS.items()
     }
     if options.scale == "full" and jobs.get(item.name) and _soon(jobs[item.name]):
-        return "the short version here with --scale lite"
+        return "run the short version here with --scale lite"
     names = dict.fromkeys(job.row.name for job in ahead)
     rows = [name for name in names if _soon([job for job in ahead if job.row.name == name])]
     if rows:
-        return f"a part of it here with --rows {' '.join(rows)}"
+        return f"run a part of it here with --rows {' '.join(rows)}"
     short = [name for name, each in jobs.items() if each and _soon(each)]
-    return f"try what a CPU does in minutes: sparring reproduce {short[0]}" if short else "fewer rows of it with --rows"
+    return f"try what a CPU does in minutes: sparring reproduce {short[0]}" if short else "run fewer rows with --rows"
 
 
 def _work(jobs: Sequence[Job], options: Options, device: torch.device, screen: Screen, again: str) -> bool:
-    """Carry the jobs out; whether they all came to their end before the time was up."""
+    """Carry out the jobs; whether all of them finished before the time was up."""
     until = math.inf if options.max_minutes is None else time.monotonic() + 60 * options.max_minutes
 
-    def tell(line: str) -> None:
+    def log(line: str) -> None:
         screen.print(line, highlight=False, soft_wrap=True)
 
     try:
         with stopping() as stop:
             if options.at_once > 1:
-                return _share(jobs, options, device, stop, tell)
-            bench = Bench(
+                return _share(jobs, options, device, stop, log)
+            workspace = Workspace(
                 device,
                 stop=lambda: stop() or time.monotonic() > until,
                 breakable=lambda: breakable(until),
                 tracker=lambda job: TrainingBar(screen, title=_title(job, options)),
-                tell=tell,
+                log=log,
                 progress=True,
             )
-            carry_out(jobs, bench)
+            carry_out(jobs, workspace)
     except Stopped as stopped:
         if time.monotonic() <= until:
             raise RunFailed(f"stopped {stopped}. Continue with: {again}") from None
-        tell(f"stopped {stopped}")
+        log(f"stopped {stopped}")
         return False
     except KeyboardInterrupt:
         raise RunFailed(f"interrupted; the steps since the last checkpoint are lost. Continue with: {again}") from None
     except BrokenPipeError:
         let_go()
-        raise RunFailed(f"stopped, because nobody reads the output any more. Continue with: {again}") from None
+        raise RunFailed(f"stopped, because the output pipe was closed. Continue with: {again}") from None
     return True
 
 
 def _title(job: Job, options: Options) -> str:
-    """Before a line about an epoch: the row, and its seed where there may be others."""
+    """The start of a line about an epoch: the row, and its seed if seeds were given."""
     return f"{job.row.name} seed {job.seed} " if options.seeds else f"{job.row.name} "
 
 
@@ -281,17 +279,17 @@ def _share(
     options: Options,
     device: torch.device,
     stop: Callable[[], bool],
-    tell: Callable[[str], None],
+    log: Callable[[str], None],
 ) -> bool:
-    """The same by several processes of this command; each looks at the clock itself."""
-    commands = [_command(share, options, device) for share in cost.share_out(wanting(jobs), options.at_once)]
-    if commands and not run_together(commands, device=device, share=options.share, stop=stop, tell=tell):
+    """Carry out the jobs in several processes of this command, each with its own time limit."""
+    commands = [_command(share, options, device) for share in cost.share_out(remaining(jobs), options.at_once)]
+    if commands and not run_together(commands, device=device, share=options.share, stop=stop, tell=log):
         raise Stopped("all processes; saved")
-    return not wanting(jobs)
+    return not remaining(jobs)
 
 
 def _command(share: Sequence[Job], options: Options, device: torch.device) -> list[str]:
-    """The command that does these jobs and no other."""
+    """The command that carries out exactly these jobs."""
     rows = dict.fromkeys(job.row.name for job in share)
     seeds = dict.fromkeys(str(job.seed) for job in share)
     words = [sys.executable, "-m", "sparring", "reproduce", share[0].item, "--no-show", "--scale", options.scale]
@@ -301,67 +299,17 @@ def _command(share: Sequence[Job], options: Options, device: torch.device) -> li
     return words + (["--max-minutes", f"{options.max_minutes:.3f}"] if options.max_minutes else [])
 
 
-def _planned(jobs: Sequence[Job]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    table.add_column("row", no_wrap=True, min_width=max(len(job.row.name) for job in jobs))  # whole: --rows asks for it
-    for title in ("seed", "state", "cost on one H200"):
-        table.add_column(title, no_wrap=True)
-    for job in jobs:
-        how_far = "missing" if job.config is None and wanting([job]) else state(job)  # nothing has to be trained
-        table.add_row(job.row.name, str(job.seed), how_far, cost.spell(cost.seconds([job])))
-    table.add_row(f"{_count(jobs)} at scale {jobs[0].scale}", "", "", f"{cost.spell(cost.seconds(jobs))} in all")
-    return table
-
-
-def _list(screen: Screen, options: Options) -> None:
-    """Every item: what it costs at either scale, what is measured, what it is."""
-    table = Table(box=None, pad_edge=False)
-    table.add_column("item", no_wrap=True)
-    for scale in ("lite", "full"):
-        table.add_column(scale, no_wrap=True, justify="right")
-        table.add_column("done", no_wrap=True, justify="right")
-    table.add_column("what")
-    unread: list[str] = []
-    for item in specs.ITEMS.values():
-        found = collect(item, options.results)
-        unread += found.unread
-        costs = (*_costs(item, found, "lite"), *_costs(item, found, "full"))
-        table.add_row(item.name, *costs, f"{item.where}. {item.title}")
-    screen.print(table)
-    screen.print(
-        "\nlite, full: time on one H200 for all rows and seeds one after the other, estimated from the times of a step "
-        "(runs that items share are counted in each). done: rows and seeds that are measured, of all; +1: one more is "
-        "begun.\n"
-        "One of them: sparring reproduce ITEM    Its jobs: sparring reproduce ITEM --plan",
-        highlight=False,
-    )
-    for line in unread:
-        screen.print(line, highlight=False, soft_wrap=True)
-
-
 def _draw_all(screen: Screen, options: Options) -> None:
-    """Every item that has results, and the headline of the tables."""
+    """Draw every item that has results, and the headline of the tables."""
     found = [collect(item, options.results) for item in specs.ITEMS.values()]
     for collected in found:
         for path in draw(collected) if collected.found or collected.begun else ():
             screen.print(f"wrote {path}", highlight=False, soft_wrap=True)
     if not any(collected.found or collected.begun for collected in found):
-        raise UserError(f"there are no results in {options.results}. Begin with: sparring reproduce fig-motivation.")
-    text = headline(options.results)
+        raise UserError(f"there are no results in {options.results}. Start with: sparring reproduce fig-motivation.")
+    path, text = options.results / "headline.md", headline(options.results)
     if text:
-        path = options.results / "headline.md"
         write_text(path, text)
         screen.print(f"wrote {path}", highlight=False, soft_wrap=True)
     else:
-        path = options.results / "headline.md"
         screen.print(f"{path} is not written: none of its tables is measured.", highlight=False, soft_wrap=True)
-
-
-def _costs(item: Item, found: Collected, scale: Scale) -> tuple[str, str]:
-    """What a scale costs, and how many of its jobs are done or begun."""
-    jobs = plan(item, scale=scale, runs_folder=Path(), results_folder=Path())
-    if not jobs:
-        return "-", "-"
-    done = found.measured(scale, default_seeds(item, scale))
-    begun = sum(result["scale"] == scale for result in found.begun)
-    return cost.spell(cost.seconds(jobs)), f"{done}/{len(jobs)}{f' +{begun}' if begun else ''}"

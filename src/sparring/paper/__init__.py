@@ -1,9 +1,9 @@
-"""The paper, reproduced: plan what is missing, carry it out, keep the results as data, draw from the data.
+"""The paper, reproduced: plan the jobs, run what is missing, keep the results as data, draw from the data.
 
-Stands above training, evaluation, recipes and report; nothing below knows of it.
+Built on training, evaluation, recipes and report; no module below it imports it.
 """
 
-from sparring.paper.plan import Job, plan, state, wanting
-from sparring.paper.run import Bench, Stopped, carry_out
+from sparring.paper.plan import Job, plan, remaining, state
+from sparring.paper.run import Stopped, Workspace, carry_out
 
-__all__ = ["Bench", "Job", "Stopped", "carry_out", "plan", "state", "wanting"]
+__all__ = ["Job", "Stopped", "Workspace", "carry_out", "plan", "remaining", "state"]

@@ -1,6 +1,6 @@
-"""What the paper claims with its figures of lines, held against ours: what tau does, and what a larger radius does.
+"""The claims of the paper's line figures, checked against our results: the effect of tau, and of a larger radius.
 
-A change is one that so many images leave no doubt about (`noise_of`). Seeds enter only where there are several.
+A change counts only beyond the noise: two standard errors over images, and over seeds if several (`noise_of`).
 """
 
 from __future__ import annotations
@@ -12,40 +12,40 @@ from sparring.report.comparison import Ours, noise_of, rounded
 
 Point = Mapping[str, Ours]  # attack -> accuracy
 Line = Mapping[float, Point]  # by tau, or by the radius in training
-_ATTACKS = {"pgd20": "PGD-20", "cw30": "C&W"}  # a robustness that only one of them sees is none
+_ATTACKS = {"pgd20": "PGD-20", "cw30": "C&W"}  # robustness must show under both
 _COLUMNS = {"natural": "natural", **_ATTACKS, "pgd20-2eps": "PGD-20 at 2 eps"}
 
 
 def by_tau(name: str, line: Line, knee: float) -> str:
-    """Natural accuracy falls with tau; robust accuracy rises up to the knee and then stays."""
+    """Check: natural accuracy falls with tau; robust accuracy rises up to the knee, then stays. '' if undecidable."""
     first, last = min(line), max(line)
     if knee not in line or not first < knee < last or not all({"natural", *_ATTACKS} <= set(p) for p in line.values()):
         return ""
     steps = list(pairwise(line[tau] for tau in sorted(line)))
-    rising = [after["natural"].middle >= before["natural"].middle for before, after in steps]
+    rising = [after["natural"].median >= before["natural"].median for before, after in steps]
     surely_rising = any(_surely(before, after, "natural") > 0 for before, after in steps)
     falls = not surely_rising and _surely(line[first], line[last], "natural") < 0
     rises = all(_surely(line[first], line[knee], attack) > 0 for attack in _ATTACKS)
     stays = all(_surely(line[knee], line[last], attack) == 0 for attack in _ATTACKS)
-    verdict = "confirmed" if falls and rises and stays else "confirmed in part" if falls or rises else "not confirmed"
-    course = "not falling throughout" if surely_rising else "falling throughout"
+    finding = "confirmed" if falls and rises and stays else "confirmed in part" if falls or rises else "not confirmed"
+    trend = "not falling throughout" if surely_rising else "falling throughout"
     if any(rising) and not surely_rising:
-        course += f" but for {sum(rising)} of {len(rising)} steps, within the noise"
-    natural = f"natural {_change(line[first], line[last], 'natural')} in all, {course}"
+        trend += f" except for {sum(rising)} of {len(rising)} steps, within the noise"
+    natural = f"natural {_change(line[first], line[last], 'natural')} in all, {trend}"
     robust = [
         f"{spelled} {_change(line[first], line[knee], attack)} up to tau {knee:g} and "
         f"{_change(line[knee], line[last], attack)} from there to {last:g}"
         for attack, spelled in _ATTACKS.items()
     ]
-    return f"{name}: {verdict}. In points, {'; '.join([natural, *robust])}."
+    return f"{name}: {finding}. In points, {'; '.join([natural, *robust])}."
 
 
 def by_radius(name: str, lines: Mapping[str, Line]) -> list[str]:
-    """Worst-case training breaks down at large radii, friendly training does not and gains under stronger attacks."""
+    """Check: worst-case training breaks down at large radii; friendly training does not, and gains at larger eps."""
     friendly = {label: line for label, line in lines.items() if label.startswith("tau ")}
     original, worst = next(((label, line) for label, line in lines.items() if label not in friendly), ("", {}))
     holds, noise = 0, 0.0
-    told: list[str] = []
+    compared: list[str] = []
     alone: list[str] = []
     for label, line in friendly.items():
         radii = sorted(set(line) & set(worst))
@@ -55,33 +55,33 @@ def by_radius(name: str, lines: Mapping[str, Line]) -> list[str]:
             continue
         holds += _stands(*ends)
         first, last, worst_first, worst_last = ends
-        walk = ", ".join(
-            f"{spelled} {_walk(first, last, attack)} ({_walk(worst_first, worst_last, attack)})"
+        change = ", ".join(
+            f"{spelled} {_from_to(first, last, attack)} ({_from_to(worst_first, worst_last, attack)})"
             for attack, spelled in _COLUMNS.items()
         )
-        told.append(f"{label}, radius {radii[0]:g} → {radii[-1]:g}: {walk}.")
+        compared.append(f"{label}, radius {radii[0]:g} → {radii[-1]:g}: {change}.")
         noise = max(noise, *(noise_of(worst_last[attack], last[attack]) for attack in _COLUMNS))
-    if not told:
+    if not compared:
         return []
-    verdict = "confirmed" if holds == len(told) else "confirmed in part" if holds else "not confirmed"
-    of = "line" if len(told) == 1 else "lines"
+    finding = "confirmed" if holds == len(compared) else "confirmed in part" if holds else "not confirmed"
+    of = "line" if len(compared) == 1 else "lines"
     counted = (
-        f"{holds} of {len(told)} {of}: {original} loses natural and PGD-20 accuracy, the line less of the natural; it "
-        "gains at 2 eps, and ends ahead of it at eps"
+        f"{holds} of {len(compared)} {of}: {original} loses natural and PGD-20 accuracy; the line loses less natural "
+        f"accuracy, gains at 2 eps, and ends ahead of {original} at eps"
     )
-    how = f"In brackets {original}; differences at the last radius are known to ± {rounded(noise)}."
-    rest = [f"Too few radii to compare {original} with: {', '.join(alone)}."] if alone else []
-    return [f"{name}: {verdict} ({counted}). {how}", *told, *rest]
+    how = f"{original} in brackets; differences at the last radius are ± {rounded(noise)}."
+    rest = [f"Too few radii to compare with {original}: {', '.join(alone)}."] if alone else []
+    return [f"{name}: {finding} ({counted}). {how}", *compared, *rest]
 
 
 def _stands(first: Point, last: Point, worst_first: Point, worst_last: Point) -> bool:
-    """Whether a friendly line stands where worst-case training does not.
+    """Whether a friendly line holds up where worst-case training does not, from the first radius to the last.
 
-    That is: the latter loses natural and PGD-20 accuracy on the way, the line loses less of the natural and gains under
-    the stronger attack, and in the end it is ahead, but for that attack.
+    Worst-case training loses natural and PGD-20 accuracy. The friendly line loses less natural accuracy, gains under
+    the attack at 2 eps, and at the last radius is ahead under everything except that attack.
     """
     lost, lost_by_worst = (
-        b["natural"].middle - a["natural"].middle for a, b in ((first, last), (worst_first, worst_last))
+        b["natural"].median - a["natural"].median for a, b in ((first, last), (worst_first, worst_last))
     )
     gains = [_surely(worst_last, last, attack) for attack in ("natural", *_ATTACKS)]
     gains += [_surely(worst_last, worst_first, attack) for attack in ("natural", "pgd20")]
@@ -89,17 +89,17 @@ def _stands(first: Point, last: Point, worst_first: Point, worst_last: Point) ->
 
 
 def _surely(before: Point, after: Point, attack: str) -> float:
-    """A change in points; 0 where it is within the noise."""
-    change = after[attack].middle - before[attack].middle
+    """A change in percentage points; 0 if it is within the noise."""
+    change = after[attack].median - before[attack].median
     return change if abs(change) > noise_of(before[attack], after[attack]) else 0.0
 
 
 def _change(before: Point, after: Point, attack: str) -> str:
     """'+5.5 ± 0.7'."""
     noise = noise_of(before[attack], after[attack])
-    return f"{rounded(after[attack].middle - before[attack].middle, sign=True)} ± {rounded(noise)}"
+    return f"{rounded(after[attack].median - before[attack].median, sign=True)} ± {rounded(noise)}"
 
 
-def _walk(before: Point, after: Point, attack: str) -> str:
+def _from_to(before: Point, after: Point, attack: str) -> str:
     """'86.0 → 70.1'."""
-    return f"{rounded(before[attack].middle)} → {rounded(after[attack].middle)}"
+    return f"{rounded(before[attack].median)} → {rounded(after[attack].median)}"

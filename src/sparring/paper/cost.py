@@ -1,7 +1,7 @@
-"""What a job costs on one H200, from the times of a step (docs/performance.md): a guide, rounded, never a result.
+"""Estimated cost of a job on one H200, from the times of an attack step and of an update. Rounded; never a result.
 
-An epoch is batches x (attack steps + update). Friendly training is reckoned as 0.75 K steps at the full batch: late
-steps of few images cost more than their share (results/engine/bench-resnet18-h200.json: at 5.7 of 10 BPs 0.72 K).
+An epoch takes batches x (attack steps + update). Friendly training counts as 0.75 K steps at the full batch: late steps
+run on few images and cost more than their share (ResNet-18 at 5.7 of 10 BPs takes 0.72 K).
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Iterable
 from sparring.evaluation.protocols import PROTOCOLS, PGDAttack
 from sparring.models import seconds_on_a_cpu
 from sparring.objectives import Progress
-from sparring.paper.plan import Job, state, wanting
+from sparring.paper.plan import Job, remaining, state
 from sparring.paper.specs import Mixture, Robustness
 from sparring.training.config import Config
 
-# Milliseconds at batch 128: (attack step, update). Measured: small_cnn, resnet18 and wrn-34-10. The others are theirs
-# scaled by multiply-adds, and are not measured.
+# Milliseconds at batch 128: (attack step, update). Measured for small_cnn, resnet18 and wrn-34-10; the others
+# are scaled by multiply-adds.
 _STEP = {
     "tiny_cnn": (0.3, 1.0),
     "small_cnn": (0.30, 0.86),
@@ -29,9 +29,9 @@ _STEP = {
 _IMAGES = {"cifar10": 49_000, "svhn": 72_257, "digits": 1_227}
 _TESTS = {"cifar10": 10_000, "svhn": 26_032, "digits": 450}
 _START = 25.0  # seconds until the engine is ready
-_AUTOATTACK = 0.11  # seconds an image for ResNet-18 (results/evaluation/speed-h200.json: 54 s for 512)
+_AUTOATTACK = 0.11  # seconds per image for ResNet-18 (54 s for 512 images)
 _FRIENDLY = 0.75
-_LARGER = 0.8  # an image's share in a batch of 256 or more (results/engine/bench-256-h200.json: 0.81 and 0.72)
+_LARGER = 0.8  # time per image at batch 256 or more, relative to 128 (measured: 0.81 and 0.72)
 
 
 def training(config: Config) -> float:
@@ -44,20 +44,20 @@ def training(config: Config) -> float:
 
 
 def _steps(config: Config) -> float:
-    """Steps of an attack, in those of a full batch."""
+    """Attack steps per image, as equivalent steps of a full batch."""
     most = config.objective.most_backprops
     tau = config.objective.metrics(Progress(1, config.epochs)).get("tau", most)
     return most * (_FRIENDLY if tau < most else 1.0)
 
 
 def _images(config: Config) -> float:
-    """Training images: all, or those of some classes."""
+    """The number of training images: all, or those of the named classes (cifar10:bird+deer)."""
     name, _, classes = config.data.partition(":")
     return _IMAGES.get(name, 50_000) * (len(classes.split("+")) / 10 if classes else 1.0)
 
 
 def measuring(job: Job) -> float:
-    """Seconds to measure what was trained."""
+    """Seconds to measure a trained run."""
     if job.config is None:
         return 5.0
     step, _ = _STEP.get(job.config.model, _STEP["wrn-34-10"])
@@ -72,31 +72,31 @@ def measuring(job: Job) -> float:
 
 
 def seconds(jobs: Iterable[Job]) -> float:
-    """Seconds for all of them, a run that several share counted once."""
+    """Seconds for all jobs; a run that several of them share counts once."""
     each = list(jobs)
     return _sum(each, each, _START)
 
 
 def left(jobs: Iterable[Job], *, start: float = _START) -> float:
-    """Seconds of what is still to be done: for jobs of which nothing is done, the same as `seconds`.
+    """Seconds for what is still to do. For jobs of which nothing is done it equals `seconds`.
 
     Args:
-        start: seconds until an engine is ready. A CPU has none to wait for.
+        start: seconds until the engine is ready; 0 on a CPU.
     """
-    each = wanting(list(jobs))
+    each = remaining(list(jobs))
     return _sum([job for job in each if state(job) != "trained"], each, start)
 
 
 def on_a_cpu(jobs: Iterable[Job]) -> float:
-    """Seconds of what is still to be done, on a CPU. A gradient of the input is worth two passes, an update three."""
-    each = wanting(list(jobs))
+    """Seconds for what is still to do, on a CPU. An input gradient counts as two forward passes, an update as three."""
+    each = remaining(list(jobs))
     configs = {job.folder: job.config for job in each if job.config is not None and state(job) != "trained"}
     train = sum(c.epochs * _images(c) * _forward(c) * (2 * _steps(c) + 3) for c in configs.values())
     return train + sum(map(_measuring_on_a_cpu, each))
 
 
 def _measuring_on_a_cpu(job: Job) -> float:
-    """AutoAttack takes 1,500 gradients of an image, roughly."""
+    """Seconds to measure a job on a CPU. AutoAttack takes roughly 1,500 gradients per image."""
     if job.config is None or not isinstance(job.row.measure, Robustness):
         return 60.0
     steps = sum(attack.steps for attack in PROTOCOLS[job.row.measure.protocol].attacks if isinstance(attack, PGDAttack))
@@ -115,9 +115,9 @@ def _sum(to_train: Iterable[Job], to_measure: Iterable[Job], start: float) -> fl
 
 
 def share_out(jobs: Iterable[Job], count: int) -> list[list[Job]]:
-    """The jobs divided among so many processes, or fewer, so that all have about as much left to do.
+    """The jobs divided among at most `count` processes, with about the same work each.
 
-    A share is whole rows, or, where there are more seeds than rows, whole seeds: so a command can name it.
+    A share consists of whole rows, or of whole seeds if there are more seeds than rows, so that a command can name it.
     """
     each = list(jobs)
     by_row = len({job.row.name for job in each}) >= len({job.seed for job in each})
@@ -131,7 +131,7 @@ def share_out(jobs: Iterable[Job], count: int) -> list[list[Job]]:
 
 
 def spell(duration: float) -> str:
-    """'40 s', '25 min', '7 h', '12 days': as exactly as it is known."""
+    """'40 s', '25 min', '7 h', '12 days': rounded to what an estimate is worth."""
     if duration < 90:
         return f"{max(5, round(duration / 5) * 5)} s"
     if duration < 5400:

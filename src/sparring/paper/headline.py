@@ -1,13 +1,14 @@
-"""The headline: Tables 1, 2 and 4 in one, ours with the paper's number in brackets, for the README's first screen."""
+"""The headline: Tables 1, 2 and 4 in one short table, our numbers with the paper's in brackets."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from sparring.paper import specs
-from sparring.paper.collect import collect, hardware, images, lines
-from sparring.paper.results import Result
-from sparring.report.comparison import Line, rounded
+from sparring.paper.collect import collect, table_rows
+from sparring.paper.notes import hardware, images
+from sparring.paper.results import JobResult
+from sparring.report.comparison import TableRow, rounded
 
 ROWS = {
     "table1": ("madry", "fat-8", "fat-16"),
@@ -18,39 +19,39 @@ COLUMNS = ("Natural", "PGD-20", "C&W", "AutoAttack")
 
 
 def headline(folder: Path) -> str:
-    """Markdown: the methods that are measured; empty where none is."""
-    shown: list[Line] = []
-    behind: list[Result] = []
+    """The methods that are measured, in Markdown; '' if none is."""
+    shown: list[TableRow] = []
+    used: list[JobResult] = []
     commands: list[str] = []
     for name, rows in ROWS.items():
         item = specs.find(name)
         collected = collect(item, folder)
-        for row, line in zip(item.rows, lines(collected), strict=True):
-            if row.name in rows and line.ours:
-                shown.append(line)
-                behind += collected.of(row)
+        for row, entry in zip(item.rows, table_rows(collected), strict=True):
+            if row.name in rows and entry.ours:
+                shown.append(entry)
+                used += collected.of(row)
                 commands.append(f"`sparring reproduce {name}`")
     if not shown:
         return ""
     head = ["", *COLUMNS, "BPs"]
-    table = [head, ["---", *["---:"] * (len(head) - 1)], *(_row(line) for line in shown)]
+    table = [head, ["---", *["---:"] * (len(head) - 1)], *(_cells(row) for row in shown)]
     body = "\n".join(f"| {' | '.join(row)} |" for row in table)
-    about = "; ".join(dict.fromkeys(line.about for line in shown))
-    papers = ", ".join(dict.fromkeys(line.paper_about for line in shown))
+    about = "; ".join(dict.fromkeys(row.about for row in shown))
+    papers = ", ".join(dict.fromkeys(row.paper_about for row in shown))
     each = ", ".join(dict.fromkeys(commands))
-    told = (
-        f"Ours: {about}. {hardware(behind)} {images(behind)}In brackets the paper's: {papers}; those of the originals "
-        "are other authors' numbers or models there. BPs: mean back-propagations per image to make the training data, "
-        f"of 10. Attacks are those of each table, so compare within one: {each}."
+    caption = (
+        f"Ours: {about}. {hardware(used)} {images(used)}In brackets: the paper's numbers ({papers}); its baselines are "
+        "other authors' numbers or models. BPs: mean backward passes of the attack per training image, of 10. Each "
+        f"table has its own attacks, so compare methods within a table: {each}."
     )
-    return f"{body}\n\n{told}\n"
+    return f"{body}\n\n{caption}\n"
 
 
-def _row(line: Line) -> list[str]:
+def _cells(row: TableRow) -> list[str]:
     cells = []
     for column in COLUMNS:
-        ours = rounded(line.ours[column].middle) if column in line.ours else ""
-        theirs = f" ({rounded(line.paper[column][0])})" if column in line.paper else ""
+        ours = rounded(row.ours[column].median) if column in row.ours else ""
+        theirs = f" ({rounded(row.paper[column][0])})" if column in row.paper else ""
         cells.append(f"{ours}{theirs}".strip())
-    backprops = "" if line.backprops is None else f"{line.backprops:.1f}"
-    return [line.label, *cells, backprops]
+    backprops = "" if row.backprops is None else f"{row.backprops:.1f}"
+    return [row.label, *cells, backprops]

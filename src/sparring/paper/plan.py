@@ -1,6 +1,6 @@
-"""What an item asks for, and how far it is: a job is one row at one scale with one seed.
+"""The jobs of an item and their states: a job is one row at one scale with one seed.
 
-A run is named by its configuration, not by the item: what two items share is trained once.
+A run is named by its configuration, not by the item: a run that two items share is trained once.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ State = Literal["missing", "interrupted", "trained", "measured", "diverged"]
 
 @dataclass(frozen=True)
 class Job:
-    """One result to be had."""
+    """One result to produce."""
 
     item: str
     row: Row
     scale: Scale
     seed: int
-    limit: int | None  # test images, where not all
+    limit: int | None  # number of test images; None: all
     config: Config | None
     folder: Path | None  # of the run
     path: Path  # of the result
 
     @property
     def name(self) -> str:
-        """For people."""
+        """As printed: 'table1 fat-8 (lite, seed 0)'."""
         return f"{self.item} {self.row.name} ({self.scale}, seed {self.seed})"
 
     @property
     def declared(self) -> dict[str, Any]:
-        """What its result is made by, as the file says it."""
+        """The declaration of its result, as in the file."""
         return results.declared(self.config, self.row.measure, self.limit)
 
 
@@ -55,7 +55,7 @@ def plan(
     rows: Sequence[str] = (),
     limit: int | None = None,
 ) -> list[Job]:
-    """The jobs of an item: every row that has this scale, under every seed, or those whose names fit `rows` (fat-*)."""
+    """The jobs of an item: every row that has this scale (or matches `rows`, such as fat-*), with every seed."""
     jobs = []
     for row in chosen(item, scale, rows):
         for seed in seeds or default_seeds(item, scale):
@@ -69,12 +69,12 @@ def plan(
 
 
 def default_seeds(item: Item, scale: Scale) -> range:
-    """The paper's trials at full scale, one at lite."""
+    """As many seeds as the paper at full scale, one at lite."""
     return range(item.trials if scale == "full" else 1)
 
 
 def chosen(item: Item, scale: Scale, patterns: Sequence[str] = ()) -> list[Row]:
-    """The rows that have this scale and fit a pattern, in the item's order."""
+    """The rows that have this scale and match a pattern, in the item's order."""
     rows = [row for row in item.rows if scale in row.configs]
     for pattern in patterns:
         if not any(fnmatchcase(row.name, pattern) for row in rows):
@@ -88,14 +88,14 @@ def chosen(item: Item, scale: Scale, patterns: Sequence[str] = ()) -> list[Row]:
 
 
 def home(results_folder: Path, item: Item, limit: int | None) -> Path:
-    """Where the results of an item lie. A try on fewer images has a folder of its own, and never replaces a result."""
+    """The folder of an item's results. Results on fewer images have their own, so they never replace full ones."""
     return results_folder / item.name / (f"limit{limit}" if limit else "")
 
 
 def key(config: Config) -> str:
-    """A run's folder name: what a person wants to know, and a digest of all in which it differs from the defaults.
+    """A run's folder name: its main settings, and a digest of every difference from the defaults.
 
-    A field that a later version adds leaves the names of earlier runs as they are.
+    Fields at their defaults do not enter the digest, so adding a field to `Config` renames no run.
     """
     name = config.objective.name
     changes = [f"objective {Config().objective.name} -> {name}"] if name != Config().objective.name else []
@@ -106,7 +106,7 @@ def key(config: Config) -> str:
 
 
 def state(job: Job) -> State:
-    """How far a job is."""
+    """The state of a job, from the files on disk."""
     found = results.read(job.path)
     as_declared = found is not None and results.matches(found, job.config, job.row.measure, job.limit)
     if as_declared and found is not None and found["state"] in ("measured", "diverged"):
@@ -114,19 +114,19 @@ def state(job: Job) -> State:
     if job.config is None or job.folder is None:
         return "trained"
     if not (job.folder / run_folder.CONFIG).exists():
-        return "measured" if _lent(job, job.config) else "missing"
-    # The records are a line ahead of the checkpoint for a moment: the checkpoint decides.
+        return "measured" if _shared(job, job.config) else "missing"
+    # The checkpoint decides: metrics.jsonl is briefly one record ahead of it.
     done = checkpoint.read_facts(job.folder / run_folder.LAST).get("epoch", 0)
     return "trained" if done >= job.config.epochs else "interrupted"
 
 
-def wanting(jobs: Sequence[Job]) -> list[Job]:
-    """Those that are still to be done: a run that diverged would do so again."""
+def remaining(jobs: Sequence[Job]) -> list[Job]:
+    """The jobs still to do. A diverged run counts as done: it would diverge again."""
     return [job for job in jobs if state(job) not in ("measured", "diverged")]
 
 
-def _lent(job: Job, config: Config) -> bool:
-    """Whether the result of another item has the course that is all a job asks for. Its run folder may be gone."""
+def _shared(job: Job, config: Config) -> bool:
+    """Whether a job needs only the course of a training, and a result of another item has it."""
     if not isinstance(job.row.measure, Course):
         return False
     return any(config == theirs for theirs, _ in results.courses(job.path.parent.parent))

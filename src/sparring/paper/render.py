@@ -1,4 +1,4 @@
-"""From collected results to files and to the page: tables in Markdown, figures in PNG and SVG. Measures nothing."""
+"""Collected results as files and as parts of the page: tables in Markdown, figures in PNG and SVG. Measures nothing."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from pathlib import Path
 from markupsafe import Markup
 
 from sparring.paper import planes
-from sparring.paper.collect import Collected, about, cells, lines, notes, pictured
+from sparring.paper.collect import Collected, about, cells, pictured, table_rows
 from sparring.paper.findings import findings
+from sparring.paper.notes import notes
 from sparring.paper.specs import Item, Row
 from sparring.report import charts, panels
-from sparring.report.comparison import Line, markdown, rounded
-from sparring.report.page import Drawing, Exhibit, Picture
+from sparring.report.comparison import TableRow, markdown, rounded
+from sparring.report.content import Drawing, Exhibit, Picture
 from sparring.report.panels import Lines
 from sparring.training.checkpoint import replacing, write_text
 
@@ -25,7 +26,7 @@ _TAUS = ("tau 0", "tau 1", "tau 2", "tau 3")
 
 
 def draw(collected: Collected) -> dict[Path, str]:
-    """Write everything that an item's results can show beside them; the files, and what to see in each."""
+    """Write an item's table or figures beside its results; return the files with their captions."""
     item, home, made = collected.item, collected.home, {}
     home.mkdir(parents=True, exist_ok=True)
     if item.kind == "table":
@@ -41,9 +42,9 @@ def draw(collected: Collected) -> dict[Path, str]:
 
 
 def exhibit(collected: Collected) -> Exhibit:
-    """An item for the page. Figures of lines are drawn there panel by panel, so that a phone can show them."""
+    """An item for the page. Line figures are drawn panel by panel there, so that they fit a phone."""
     item = collected.item
-    table = lines(collected) if item.kind == "table" else []
+    table = table_rows(collected) if item.kind == "table" else []
     drawings: Sequence[Drawing] = ()
     if item.kind == "table":
         drawings = _tradeoffs(item.name, table)
@@ -53,10 +54,10 @@ def exhibit(collected: Collected) -> Exhibit:
         name=item.name,
         where=item.where,
         title=item.title,
-        see=item.see,
-        seen=findings(collected),
-        columns=[column for column in item.columns if any(column in {**line.ours, **line.paper} for line in table)],
-        lines=table,
+        claim=item.claim,
+        findings=findings(collected),
+        columns=[column for column in item.columns if any(column in {**row.ours, **row.paper} for row in table)],
+        rows=table,
         drawings=drawings,
         pictures=() if item.kind in ("table", "lines", "course") else tuple(pictures(collected).values()),
         notes=notes(collected),
@@ -66,24 +67,24 @@ def exhibit(collected: Collected) -> Exhibit:
 def _document(collected: Collected) -> str:
     """A table as a Markdown file."""
     item = collected.item
-    said = "".join(f"\n- {note}" for note in notes(collected))
-    table = markdown(list(item.columns), lines(collected))
-    ours = "\n\n" + listed("What we see:", findings(collected)) if collected.found else ""
-    few = f" --limit {collected.limit}" if collected.limit else ""
+    below = "".join(f"\n- {note}" for note in notes(collected))
+    table = markdown(list(item.columns), table_rows(collected))
+    ours = "\n\n" + listed("What we find:", findings(collected)) if collected.found else ""
+    limit = f" --limit {collected.limit}" if collected.limit else ""
     return (
-        f"# {item.where}: {item.title}\n\nTest accuracy in per cent. What the paper sees: {item.see}{ours}\n\n"
-        f"{table}{said}\n"
-        f"\nDrawn from the JSON files beside this one: `sparring reproduce {item.name} --draw{few}`\n"
+        f"# {item.where}: {item.title}\n\nTest accuracy in per cent. What the paper claims: {item.claim}{ours}\n\n"
+        f"{table}{below}\n"
+        f"\nDrawn from the JSON files beside this one: `sparring reproduce {item.name} --draw{limit}`\n"
     )
 
 
 def listed(head: str, sentences: Sequence[str]) -> str:
-    """One after the head, several in lines below it."""
+    """The sentences as text: a single one after the head, several as a list below it."""
     return f"{head} {sentences[0]}" if len(sentences) == 1 else "\n- ".join([head, *sentences])
 
 
 def pictures(collected: Collected) -> dict[str, Picture]:
-    """The pictures of a figure by file name: one a group that has results."""
+    """The pictures of a figure by file name: one per group that has results."""
     make = {
         "lines": _line_pictures,
         "course": _course_pictures,
@@ -94,11 +95,11 @@ def pictures(collected: Collected) -> dict[str, Picture]:
     return make(collected)
 
 
-# Figures of lines: accuracy by tau, eps or alpha.
+# Line figures: accuracy by tau, eps or alpha.
 
 
 def _by_line(collected: Collected, rows: Sequence[Row], column: str) -> tuple[Series, dict[str, list[float]]]:
-    """Line -> (x, median in per cent), and the deviation over seeds where every point of a line has one."""
+    """Line -> (x, median in per cent), and the deviation over seeds if every point of a line has one."""
     series: Series = {}
     spread: dict[str, list[float | None]] = {}
     for row in sorted(rows, key=lambda row: row.x or 0.0):
@@ -106,7 +107,7 @@ def _by_line(collected: Collected, rows: Sequence[Row], column: str) -> tuple[Se
         if cell is not None and row.x is not None:
             xs, ys = series.setdefault(row.label, ([], []))
             xs.append(row.x)
-            ys.append(cell.middle)
+            ys.append(cell.median)
             spread.setdefault(row.label, []).append(cell.spread)
     known = {name: [v for v in values if v is not None] for name, values in spread.items()}
     return series, {name: values for name, values in known.items() if len(values) == len(series[name][0])}
@@ -117,14 +118,14 @@ def _line_pictures(collected: Collected) -> dict[str, Picture]:
     for group, rows in pictured(collected).items():
         shown = [Lines(f"{column} (%)", *each) for column, each in drawn[group].items()]
         title = group or item.title
-        png = panels.grid(shown, xlabel=item.xlabel, title=_wrap(title), most=100.0, among=_names(item))
-        caption = f"{_told(collected, rows)} Every panel has its own scale."
+        png = panels.grid(shown, xlabel=item.xlabel, title=_wrap(title), most=100.0, all_names=_names(item))
+        caption = f"{_trained(collected, rows)} Every panel has its own y axis."
         found[_slug(group) or item.name] = Picture(png, title, caption)
     return found
 
 
 def _curves(collected: Collected) -> list[Drawing]:
-    """The same on a page, panel by panel."""
+    """The line figures for the page: one drawing per panel."""
     item, found, drawn = collected.item, [], _lined(collected)
     for group, rows in pictured(collected).items():
         heading = group
@@ -139,15 +140,15 @@ def _curves(collected: Collected) -> list[Drawing]:
                 spread=spread,
                 most=100.0,
                 xlabel=item.xlabel,
-                among=_names(item),
+                all_names=_names(item),
             )
-            found.append(Drawing(Markup(svg), f"{alt} {_told(collected, rows)}", heading))
+            found.append(Drawing(Markup(svg), f"{alt} {_trained(collected, rows)}", heading))
             heading = ""
     return found
 
 
 def _lined(collected: Collected) -> dict[str, dict[str, tuple[Series, dict[str, list[float]]]]]:
-    """Picture -> column -> its lines and the deviations of those that have one; columns without any are left out."""
+    """Picture -> column -> lines and deviations, as from `_by_line`; empty columns are left out."""
     every = {
         group: {column: _by_line(collected, rows, column) for column in collected.item.columns}
         for group, rows in pictured(collected).items()
@@ -156,7 +157,7 @@ def _lined(collected: Collected) -> dict[str, dict[str, tuple[Series, dict[str, 
 
 
 def _names(item: Item) -> list[str]:
-    """Of all lines of an item, measured or not, in the order of their looks: a tau looks alike in every figure."""
+    """The names of all lines of an item, measured or not, ordered so that a tau has the same style in every figure."""
     names = dict.fromkeys(row.label for row in item.rows)
     return [*(_TAUS if names.keys() & set(_TAUS) else ()), *(name for name in names if name not in _TAUS)]
 
@@ -170,25 +171,25 @@ def _ends(title: str, series: Mapping[str, tuple[Sequence[float], Sequence[float
 
 
 def _bands(series: Series, spread: Mapping[str, Sequence[float]]) -> str:
-    """What the bands are, and of which lines where not of all; nothing without any."""
+    """The sentence that explains the bands, naming their lines if not all have one; '' without bands."""
     if not spread:
         return ""
-    whose = "each line" if spread.keys() == series.keys() else ", ".join(spread)
+    of = "each line" if spread.keys() == series.keys() else ", ".join(spread)
     widest = max(value for values in spread.values() for value in values)
-    return f" The band about {whose} is ± the standard deviation over seeds, at most {widest:.1f} points."
+    return f" The band around {of} is ± the standard deviation over seeds, at most {widest:.1f} points."
 
 
-def _told(collected: Collected, rows: Sequence[Row]) -> str:
-    """What the lines are of."""
+def _trained(collected: Collected, rows: Sequence[Row]) -> str:
+    """What was trained for these rows: network, epochs, seeds."""
     each = dict.fromkeys(about(collected.of(row)) for row in rows)
     return f"{'; '.join(each)}."
 
 
-# Back-propagations by epoch.
+# Backward passes by epoch.
 
 
 def _courses(collected: Collected) -> dict[str, Series]:
-    """Group -> line -> (epochs, back-propagations per image, the mean over seeds)."""
+    """Group -> line -> (epochs, backward passes per image as the mean over seeds)."""
     found: dict[str, Series] = {}
     for group, rows in collected.groups().items():
         for row in rows:
@@ -199,12 +200,12 @@ def _courses(collected: Collected) -> dict[str, Series]:
 
 
 def _course_curves(collected: Collected) -> list[Drawing]:
-    """The same on a page."""
+    """The courses for the page: one drawing per group."""
     found, courses = [], _courses(collected)
     for group, series in courses.items():
-        title, name = f"{group}: back-propagations per image", f"{collected.item.name}-{_slug(group)}"
-        svg = charts.curves(series, name=name, title=title, alt=_ends(title, series), among=_names(collected.item))
-        found.append(Drawing(Markup(svg), _told(collected, collected.groups()[group])))
+        title, name = f"{group}: backward passes per image", f"{collected.item.name}-{_slug(group)}"
+        svg = charts.curves(series, name=name, title=title, alt=_ends(title, series), all_names=_names(collected.item))
+        found.append(Drawing(Markup(svg), _trained(collected, collected.groups()[group])))
     return found
 
 
@@ -213,25 +214,25 @@ def _course_pictures(collected: Collected) -> dict[str, Picture]:
     if not courses:
         return {}
     drawn = [Lines(group, series) for group, series in courses.items()]
-    png = panels.grid(drawn, xlabel="epoch", title=collected.item.title, among=_names(collected.item))
+    png = panels.grid(drawn, xlabel="epoch", title=collected.item.title, all_names=_names(collected.item))
     every = [row for rows in collected.groups().values() for row in rows]
-    return {collected.item.name: Picture(png, collected.item.title, _told(collected, every))}
+    return {collected.item.name: Picture(png, collected.item.title, _trained(collected, every))}
 
 
-# The trade-off of a table.
+# The trade-off plots of a table.
 
 
-def _tradeoffs(name: str, table: Sequence[Line]) -> list[Drawing]:
+def _tradeoffs(name: str, table: Sequence[TableRow]) -> list[Drawing]:
     """Natural against PGD-20 accuracy: ours, and the paper's."""
     ours = {
-        _brief(line.label): (line.ours["Natural"].middle, line.ours["PGD-20"].middle)
-        for line in table
-        if {"Natural", "PGD-20"} <= line.ours.keys()
+        _brief(row.label): (row.ours["Natural"].median, row.ours["PGD-20"].median)
+        for row in table
+        if {"Natural", "PGD-20"} <= row.ours.keys()
     }
     paper = {
-        _brief(line.label): (line.paper["Natural"][0], line.paper["PGD-20"][0])
-        for line in table
-        if {"Natural", "PGD-20"} <= line.paper.keys()
+        _brief(row.label): (row.paper["Natural"][0], row.paper["PGD-20"][0])
+        for row in table
+        if {"Natural", "PGD-20"} <= row.paper.keys()
     }
     found = []
     for whose, points in (("ours", ours), ("the paper's", paper)):
@@ -245,19 +246,19 @@ def _tradeoffs(name: str, table: Sequence[Line]) -> list[Drawing]:
                 xlabel="natural accuracy (%)",
                 ylabel=what,
                 alt=alt,
-                among=(_brief(line.label) for line in table),
+                all_names=(_brief(row.label) for row in table),
             )
             found.append(Drawing(Markup(svg), f"Natural and PGD-20 accuracy, {whose}: {each}. Up and right is better."))
     return found
 
 
 def _brief(label: str) -> str:
-    """A method's name as a drawing has room for it."""
+    """A method's name, short enough for a drawing."""
     return label.replace("FAT for ", "FAT-")
 
 
 def _slug(text: str) -> str:
-    """A file name of a group's name, without what stands in brackets."""
+    """A group's name as a file name, without the part in brackets."""
     return re.sub(r"[^a-z0-9]+", "-", re.sub(r"\(.*?\)", "", text).lower()).strip("-")
 
 

@@ -1,7 +1,7 @@
-"""Carry out jobs: train what is missing, go on with what was interrupted, measure, write the result.
+"""Carry out jobs: train what is missing, resume what was interrupted, measure, write the result.
 
-A stop never loses work: training saves its place, an evaluation its verdicts, and the same jobs given again continue.
-Even a run that did not get to its end leaves a result behind, with its course so far and what an epoch costs.
+A stop loses no work: training saves a checkpoint, an evaluation its verdicts, and the same jobs given again continue.
+An unfinished run leaves a result as well, with its course so far and the time per epoch.
 """
 
 from __future__ import annotations
@@ -19,26 +19,22 @@ from sparring import weights
 from sparring.data import Dataset, load
 from sparring.paper import results
 from sparring.paper.measure import losses, mixture, motivation, robustness
-from sparring.paper.plan import Job, State, state, wanting
+from sparring.paper.plan import Job, State, remaining, state
 from sparring.paper.specs import Course, Losses, Mixture, Motivation, Robustness
 from sparring.training import checkpoint, run_folder
 from sparring.training.config import Config
 from sparring.training.loop import Diverged, Interrupted, train
 from sparring.training.tracking import Tracker
 
-_SESSION = ("started", "device", "torch", "at_once")  # what a result keeps of a session
+_OF_A_START = ("started", "device", "torch", "at_once")  # what a result keeps of each start of the training
 
 
 class Stopped(Exception):
-    """The work was asked to stop, and has saved its place."""
+    """The work was asked to stop, and has saved its state."""
 
 
-def _silent(line: str) -> None:
-    """Nobody is told."""
-
-
-class Nobody:
-    """Looks on and does nothing."""
+class _Silent:
+    """A tracker that reports nothing."""
 
     def begin(self, config: Config, *, steps: int, epoch: int, engine: str) -> None:
         """Training begins."""
@@ -53,70 +49,70 @@ class Nobody:
         """Training stops."""
 
 
-def _untracked(job: Job) -> Tracker:
-    return Nobody()
+def _silent(job: Job) -> Tracker:
+    return _Silent()
 
 
 @dataclass
-class Bench:
-    """Where the work is done, and who looks on."""
+class Workspace:
+    """What jobs run with: the device, callbacks for stopping and reporting, and the data sets loaded so far."""
 
     device: torch.device
-    stop: Callable[[], bool] = lambda: False  # asked between steps and between jobs
-    # Around a measurement, which keeps what it has: may break it off with a KeyboardInterrupt.
+    stop: Callable[[], bool] = lambda: False  # called between steps and between jobs
+    # Context of a measurement, which loses no work: it may end the measurement by a KeyboardInterrupt.
     breakable: Callable[[], AbstractContextManager[None]] = nullcontext
-    tracker: Callable[[Job], Tracker] = _untracked
-    tell: Callable[[str], None] = _silent
+    tracker: Callable[[Job], Tracker] = _silent
+    log: Callable[[str], None] = lambda line: None
     progress: bool = False
-    data: dict[str, Dataset] = field(default_factory=dict)  # loaded once
+    data: dict[str, Dataset] = field(default_factory=dict)  # by name
 
     def dataset(self, spec: str) -> Dataset:
-        """A data set by its name."""
+        """A data set by its name, loaded once."""
         if spec not in self.data:
             self.data[spec] = load(spec)
         return self.data[spec]
 
 
-def carry_out(jobs: Sequence[Job], bench: Bench) -> None:
-    """Have every job's result, in order; those that are there are left alone. A run that diverges is a result too.
+def carry_out(jobs: Sequence[Job], workspace: Workspace) -> None:
+    """Produce the result of every job, in order, unless it exists. A run that diverges is a result too.
 
     Raises:
-        Stopped: once `bench.stop` said so; everything so far is on disk.
+        Stopped: when `workspace.stop` returns True; all work so far is on disk.
     """
     for job in jobs:
-        if not wanting([job]):
+        if not remaining([job]):
             continue
-        if bench.stop():
+        if workspace.stop():
             raise Stopped(f"before {job.name}")
         if state(job) in ("missing", "interrupted"):
-            train_run(job, bench)
+            train_run(job, workspace)
         if state(job) == "trained":
-            if bench.stop():  # asked for in the last epoch's validation, say
+            if workspace.stop():  # for example during the last validation
                 raise Stopped(f"before measuring {job.name}")
-            _have(job, bench)
+            _measure_and_write(job, workspace)
 
 
-def train_run(job: Job, bench: Bench) -> None:
-    """Bring a job's run to its end. The one place where this package trains.
+def train_run(job: Job, workspace: Workspace) -> None:
+    """Train a job's run to its end. The only place where `paper` trains.
 
-    However it ends, a run that has finished an epoch leaves a result behind with its course so far.
+    However training ends, a run with a finished epoch leaves a result with its course so far.
     """
     assert job.config is not None and job.folder is not None
-    if bench.device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(bench.device)
+    if workspace.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(workspace.device)
     done = len(run_folder.read_metrics(job.folder)) if state(job) == "interrupted" else 0
-    bench.tell(f"{f'continuing after epoch {done}:' if done else 'training'} {job.name} -> {job.folder}")
+    workspace.log(f"{f'resuming after epoch {done}:' if done else 'training'} {job.name} -> {job.folder}")
     epoch = 0
     try:
         train(
             job.config,
             job.folder,
-            device=bench.device,
-            stop=bench.stop,
-            tracker=bench.tracker(job),
+            device=workspace.device,
+            stop=workspace.stop,
+            tracker=workspace.tracker(job),
             recipe=job.item,
             resume=True,
-            data=bench.dataset(job.config.data),
+            data=workspace.dataset(job.config.data),
             tensorboard=False,
         )
     except Interrupted as interrupted:
@@ -126,63 +122,68 @@ def train_run(job: Job, bench: Bench) -> None:
     finally:
         how_far: State = "diverged" if epoch else state(job)
         if epoch or (how_far != "missing" and run_folder.read_metrics(job.folder)):
-            facts = _facts(job, bench, how_far, memory=_memory(bench.device))
+            facts = _facts(job, workspace, how_far, memory=_memory(workspace.device))
             results.write(job.path, facts | ({"diverged_in_epoch": epoch} if epoch else {}))
     if epoch:
-        bench.tell(f"{job.name}: the loss was not finite in epoch {epoch}. Noted in {job.path}")
+        workspace.log(f"{job.name}: the loss was not finite in epoch {epoch}. Recorded in {job.path}")
 
 
-def _have(job: Job, bench: Bench) -> None:
-    """Measure what is trained, and write it."""
+def _measure_and_write(job: Job, workspace: Workspace) -> None:
+    """Measure a trained run and write its result."""
     try:
-        with bench.breakable():
+        with workspace.breakable():
             began = time.perf_counter()
-            found = _measure(job, bench)
+            found = _measure(job, workspace)
             seconds = round(time.perf_counter() - began, 2)
     except KeyboardInterrupt:
-        raise Stopped(f"while measuring {job.name}; its verdicts so far are kept") from None
-    results.write(job.path, {**_facts(job, bench, "measured"), "found": found, "measuring_seconds": seconds})
-    bench.tell(f"wrote {job.path}")
+        raise Stopped(f"while measuring {job.name}; its verdicts so far are saved") from None
+    results.write(job.path, {**_facts(job, workspace, "measured"), "found": found, "measuring_seconds": seconds})
+    workspace.log(f"wrote {job.path}")
 
 
 def _memory(device: torch.device) -> float | None:
-    """The most that was in use on the GPU, in GiB."""
+    """Peak memory of the GPU, in GiB."""
     return round(torch.cuda.max_memory_allocated(device) / 2**30, 2) if device.type == "cuda" else None
 
 
-def _measure(job: Job, bench: Bench) -> dict[str, Any]:
-    """What the row asks for, of the model at its last epoch."""
+def _measure(job: Job, workspace: Workspace) -> dict[str, Any]:
+    """What the row declares, measured on the model of the last epoch."""
     what = job.row.measure
     if isinstance(what, Motivation):
         return motivation.measure(what, job.seed)
     if isinstance(what, Course):
         return {}
     assert job.config is not None and job.folder is not None
-    model: nn.Module = weights.load_model(job.folder, device=bench.device)
-    data = bench.dataset(job.config.data)
+    model: nn.Module = weights.load_model(job.folder, device=workspace.device)
+    data = workspace.dataset(job.config.data)
     if isinstance(what, Mixture):
-        return mixture.measure(what, model, data, device=bench.device, seed=job.seed)
+        return mixture.measure(what, model, data, device=workspace.device, seed=job.seed)
     if isinstance(what, Losses):
-        return losses.measure(what, model, data, device=bench.device)
+        return losses.measure(what, model, data, device=workspace.device)
     assert isinstance(what, Robustness)
-    same: dict[str, Any] = {"device": bench.device, "seed": job.seed, "limit": job.limit, "progress": bench.progress}
+    same: dict[str, Any] = {
+        "device": workspace.device,
+        "seed": job.seed,
+        "limit": job.limit,
+        "progress": workspace.progress,
+    }
     same["folder"] = job.folder / run_folder.EVALUATION
     about: dict[str, Any] = {"model": job.folder.name, "which": "last", "data": job.config.data, "data_note": data.note}
     found = robustness.measure(what, model, data, about={**about, "facts": {"epoch": job.config.epochs}}, **same)
     best = checkpoint.read_facts(job.folder / run_folder.BEST).get("epoch")
-    if what.autoattack and best != job.config.epochs:  # a table: robust accuracy may fall after its best epoch
-        model = weights.load_model(job.folder, which="best", device=bench.device)
+    if what.autoattack and best != job.config.epochs:  # for tables: robust accuracy may fall after its best epoch
+        model = weights.load_model(job.folder, which="best", device=workspace.device)
         protocol = replace(what, autoattack=0)
         about |= {"which": "best", "facts": {"epoch": best}}
         found["best"] = {"epoch": best, **robustness.measure(protocol, model, data, about=about, **same)}
     return found
 
 
-def _facts(job: Job, bench: Bench, how_far: State, memory: float | None = None) -> dict[str, Any]:
-    """What a result says beside its findings. The memory of earlier sessions is known from what they wrote."""
-    before = results.read(job.path) or {}
-    if results.trained_by(before, job.config):
-        memory = max(memory or 0.0, before.get("peak_memory_gib") or 0.0) or None
+def _facts(job: Job, workspace: Workspace, how_far: State, memory: float | None = None) -> dict[str, Any]:
+    """Everything in a result but its measurements. Peak memory is the maximum over all starts of the training."""
+    written = results.read(job.path) or {}
+    if results.trained_by(written, job.config):
+        memory = max(memory or 0.0, written.get("peak_memory_gib") or 0.0) or None
     facts: dict[str, Any] = {
         "item": job.item,
         "row": job.row.name,
@@ -190,13 +191,14 @@ def _facts(job: Job, bench: Bench, how_far: State, memory: float | None = None) 
         "seed": job.seed,
         "state": how_far,
         **job.declared,
-        "environment": run_folder.environment(bench.device),
+        "environment": run_folder.environment(workspace.device),
     }
     if job.folder is not None:
         history = run_folder.whole_history(job.folder)
         facts["history"] = results.columns(history)
         facts["training_seconds"] = round(sum(record["seconds"] for record in history), 2)
-        facts["sessions"] = len(sessions := run_folder.read_environment(job.folder))
-        facts["trained_on"] = [{key: session.get(key) for key in _SESSION} for session in sessions]
+        starts = run_folder.read_environment(job.folder)
+        facts["sessions"] = len(starts)
+        facts["trained_on"] = [{key: start.get(key) for key in _OF_A_START} for start in starts]
         facts["peak_memory_gib"] = memory
     return facts

@@ -1,9 +1,9 @@
 """Figures as inline SVG: curves by epoch and the trade-off plot.
 
-Drawn with matplotlib's objects (no pyplot, so nothing stays open), text as paths, background transparent. Colours are
-the page's: ink becomes `currentColor` and the series `var(--series-N)`, so one drawing serves light, dark and print. No
-reading depends on colour: every series has its own line style and marker, its band has edges in the same style, and its
-name stands at its end.
+Drawn with matplotlib's objects (no pyplot, so no figure stays open), text as paths, transparent background. Colours are
+the page's: ink becomes `currentColor` and the series `var(--series-N)`, so one drawing serves light, dark and print.
+Colour is never the only cue: every series has its own line style and marker, its band has edges in the same style, and
+its name is printed at its end.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from sparring.report.labels import shorten
 
 Series = Mapping[str, tuple[Sequence[float], Sequence[float]]]  # name -> (x, y)
 
-INK = "#123456"  # stands for currentColor
-COLOURS = ("#6b7280", "#b45309", "#0f766e", "#6d28d9", "#be123c", "#1d4ed8")  # the page's --series-1 ... in light
+INK = "#123456"  # replaced by currentColor
+COLOURS = ("#6b7280", "#b45309", "#0f766e", "#6d28d9", "#be123c", "#1d4ed8")  # the page's --series-1 ... in light mode
 _DASHES = (":", "--", "-", "-.", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1)))
 _MARKERS = ("o", "s", "^", "D", "v", "P")
-_SIZE = (4.6, 2.9)  # inches: 442 px, so that 9-pt text is still readable at a phone's width
-_LEFT = 0.08  # of the width: room for "12.5" beside the axis
-_ABOVE = 16  # letters of a name that may stand above its point
-_GAP = 0.085  # of the axes' height: the least distance between two names
+_SIZE = (4.6, 2.9)  # inches: 442 px, so that 9-pt text stays readable on a phone
+_LEFT = 0.08  # fraction of the width: room for "12.5" beside the axis
+_ABOVE = 16  # longest name that is printed above its point, in letters
+_GAP = 0.085  # fraction of the axes' height: the least distance between two names
 
 
 def curves(
@@ -44,22 +44,22 @@ def curves(
     spread: Mapping[str, Sequence[float]] | None = None,
     most: float | None = None,
     xlabel: str = "epoch",
-    among: Iterable[str] = (),
+    all_names: Iterable[str] = (),
 ) -> str:
-    """Lines by epoch, each with its name at its end. `name` keeps this drawing's ids apart from others' on a page.
+    """Lines over x (epochs unless `xlabel` says otherwise), each with its name at its end, as one <svg> element.
 
     Args:
-        among: the names of all drawings that belong together: a name looks alike in each.
-        spread: the deviation of y, where there are several seeds: a band about the line.
-        xlabel: what else they go by (tau, eps).
-        most: the largest value there can be (100 for per cent); without it the axis begins at 0.
+        name: prefix of the drawing's ids, unique on its page.
+        all_names: the series of all drawings that belong together: a series has the same style in each of them.
+        spread: the standard deviation of y over seeds, drawn as a band.
+        most: the largest possible value (100 for per cent); without it the axis starts at 0.
     """
     with style():
         figure = Figure(figsize=_SIZE)
         axes = _axes(figure, right=_room(series), title=title, xlabel=xlabel)
-        ends, looks = {}, _looks(series, among)
+        ends, styles = {}, _styles(series, all_names)
         for label, (x, y) in series.items():
-            line = looks[label]
+            line = styles[label]
             axes.plot(x, y, markevery=_sparse(len(x)), clip_on=False, **line)
             if spread and label in spread:
                 _band(axes, x, y, spread[label], line)
@@ -72,16 +72,16 @@ def curves(
             axes.set_ylim(max(bottom, -0.02 * most), min(top, 1.02 * most))
         axes.xaxis.set_major_locator(MaxNLocator(integer=xlabel in ("epoch", "tau"), nbins=6))
         left, right = axes.get_xlim()
-        early = {label: looks[label] for label, (x, _, _) in ends.items() if x < right - 0.1 * (right - left)}
+        early = {label: styles[label] for label, (x, _, _) in ends.items() if x < right - 0.1 * (right - left)}
         _name_ends(axes, ends, early)
         return _svg(figure, name, alt)
 
 
 def _band(axes: Axes, x: Sequence[float], y: Sequence[float], spread: Sequence[float], line: Mapping[str, Any]) -> None:
-    """y ± spread: a tint, so that the lines below it show, with thin edges in the line's own style."""
+    """Draw y ± spread as a tint that lets other lines show through, with thin edges in the line's own style."""
     low, high = np.subtract(y, spread), np.add(y, spread)
     axes.fill_between(x, low, high, color=line["color"], alpha=0.16, linewidth=0)
-    if len(x) == 1:  # no width: a bar
+    if len(x) == 1:  # a band has no width here: draw a bar
         axes.vlines(x, low, high, color=line["color"], linewidth=0.7, alpha=0.8)
     for edge in (low, high):
         axes.plot(x, edge, color=line["color"], linestyle=line["linestyle"], linewidth=0.7, alpha=0.8)
@@ -94,18 +94,18 @@ def tradeoff(
     xlabel: str,
     ylabel: str,
     alt: str,
-    among: Iterable[str] = (),
+    all_names: Iterable[str] = (),
 ) -> str:
-    """One named point per method; up and to the right is better. `among` as for curves."""
+    """One named point per method, as one <svg> element; up and to the right is better. `all_names` as in `curves`."""
     with style():
         figure = Figure(figsize=_SIZE)
-        # Names stand above the points, or beside the axes where they would run into one another or out of the drawing.
+        # Names are printed above the points, or beside the axes where they would overlap or leave the drawing.
         crowded = _crowded(list(points.values())) or any(len(label) > _ABOVE for label in points)
         axes = _axes(figure, right=_room(points) if crowded else 0.95, title=ylabel, xlabel=xlabel)
         axes.margins(*((0.1, 0.1) if crowded else (0.22, 0.16)))
-        ends, looks = {}, _looks(points, among)
+        ends, styles = {}, _styles(points, all_names)
         for label, (x, y) in points.items():
-            dot = looks[label]
+            dot = styles[label]
             axes.plot([x], [y], **(dot | {"linestyle": "none", "markersize": 7 if crowded else 8}))
             ends[label] = (x, y, dot["color"])
         if crowded:
@@ -123,13 +123,13 @@ def tradeoff(
                     color=colour,
                     fontweight="bold",
                 )
-        # In the line of the title: among the points every place may be taken.
+        # In the title's line: inside the axes it could cover a point.
         figure.text(0.95, 0.935, "better ↗", ha="right", color=INK, alpha=0.75)
         return _svg(figure, name, alt)
 
 
 def _crowded(points: Sequence[tuple[float, float]]) -> bool:
-    """Whether names above the points would run into one another: two are near in both directions."""
+    """Whether names above the points would overlap: two points are close in both directions."""
     wide = max(x for x, _ in points) - min(x for x, _ in points) or 1.0
     high = max(y for _, y in points) - min(y for _, y in points) or 1.0
     pairs = [(one, other) for i, one in enumerate(points) for other in points[:i]]
@@ -137,19 +137,19 @@ def _crowded(points: Sequence[tuple[float, float]]) -> bool:
 
 
 def _room(names: Iterable[str]) -> float:
-    """Where the axes end, as a part of the width, so that the longest name fits beside them."""
+    """Right end of the axes, as a fraction of the width, that leaves room for the longest name."""
     longest = max(map(len, shorten(list(names)).values()))
-    return max(0.5, min(0.77, 0.955 - 0.0185 * longest))  # 0.0185: a bold letter
+    return max(0.5, min(0.77, 0.955 - 0.0185 * longest))  # 0.0185: width of a bold letter
 
 
 def style() -> AbstractContextManager[None]:
-    """Matplotlib as it ships, whatever the user's own settings are, for the time of one drawing."""
+    """Context in which matplotlib has its default settings, whatever the user's own are."""
     return matplotlib.rc_context(
         {
             **{key: matplotlib.rcParamsDefault[key] for key in matplotlib.rcParamsDefault if "backend" not in key},
             "svg.fonttype": "path",
-            "svg.hashsalt": "sparring",  # the same drawing has the same bytes
-            "text.parse_math": False,  # a name may hold a dollar sign
+            "svg.hashsalt": "sparring",  # equal drawings have equal bytes
+            "text.parse_math": False,  # a name may contain a dollar sign
             "font.size": 9,
             "text.color": INK,
             "axes.edgecolor": INK,
@@ -160,7 +160,7 @@ def style() -> AbstractContextManager[None]:
 
 
 def _axes(figure: Figure, *, right: float, title: str, xlabel: str) -> Axes:
-    """Two thin axes, a faint grid, and the y axis named above it, where it reads horizontally."""
+    """Thin axes with a faint grid; the y axis is named above it, horizontally."""
     axes = figure.add_axes((_LEFT, 0.15, right - _LEFT, 0.72))
     axes.patch.set_visible(False)
     for side in ("top", "right", "left"):
@@ -174,8 +174,8 @@ def _axes(figure: Figure, *, right: float, title: str, xlabel: str) -> Axes:
     return axes
 
 
-def look(index: int) -> dict[str, Any]:
-    """Line style, marker and colour of the n-th series; none comes twice before the thirtieth."""
+def line_style(index: int) -> dict[str, Any]:
+    """Line style, marker and colour of the n-th series; the first thirty all differ."""
     return {
         "color": COLOURS[index % len(COLOURS)],
         "linestyle": _DASHES[index % len(_DASHES)],
@@ -185,23 +185,23 @@ def look(index: int) -> dict[str, Any]:
     }
 
 
-def _looks(names: Iterable[str], among: Iterable[str]) -> dict[str, dict[str, Any]]:
-    return {name: look(index) for index, name in enumerate(dict.fromkeys([*among, *names]))}
+def _styles(names: Iterable[str], all_names: Iterable[str]) -> dict[str, dict[str, Any]]:
+    return {name: line_style(index) for index, name in enumerate(dict.fromkeys([*all_names, *names]))}
 
 
 def _sparse(count: int) -> int:
-    """Markers on about six points of a line."""
+    """The stride that puts markers on about six points of a line."""
     return max(1, round(count / 6))
 
 
 def _name_ends(
     axes: Axes, ends: Mapping[str, tuple[float, float, str]], early: Mapping[str, Mapping[str, Any]] | None = None
 ) -> None:
-    """Every line's name beside its end, pushed apart where they would touch.
+    """Print every line's name beside its end, pushed apart where names would touch.
 
     Args:
-        early: the looks of lines that end far from the names: a stroke to there could be taken for data, so a marker
-            beside the name tells whose it is.
+        early: the styles of lines that end far from the names. A leader line that long could be taken for data, so a
+            marker beside the name identifies the line instead.
     """
     bottom, top = axes.get_ylim()
     heights = _spread({label: (y - bottom) / (top - bottom) for label, (_, y, _) in ends.items()})
@@ -234,7 +234,7 @@ def _name_ends(
 
 
 def _spread(heights: Mapping[str, float]) -> dict[str, float]:
-    """Heights in [0, 1] at least `_GAP` apart, in their order, moved as little as a sweep up and one down allow."""
+    """Heights in [0, 1] at least `_GAP` apart and in the same order, by one sweep up and one down."""
     order = sorted(heights, key=lambda label: heights[label])
     placed = [heights[label] for label in order]
     for i in range(1, len(placed)):
@@ -247,7 +247,7 @@ def _spread(heights: Mapping[str, float]) -> dict[str, float]:
 
 
 def _svg(figure: Figure, name: str, alt: str) -> str:
-    """The <svg> element alone, in the page's colours, with ids of its own and nothing that reaches outside."""
+    """The <svg> element alone, in the page's colours, with prefixed ids and no external reference."""
     text = io.StringIO()
     figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
     svg = text.getvalue()
@@ -260,6 +260,6 @@ def _svg(figure: Figure, name: str, alt: str) -> str:
         svg = svg.replace(colour, f"var(--series-{number}, {colour})")
     box = re.search(r'viewBox="[^"]*"', svg)
     assert box is not None
-    said = html.escape(alt, quote=True)
-    head = f'<svg role="img" aria-label="{said}" {box[0]} stroke-linejoin="round" stroke-linecap="butt">'
+    label = html.escape(alt, quote=True)
+    head = f'<svg role="img" aria-label="{label}" {box[0]} stroke-linejoin="round" stroke-linecap="butt">'
     return head + re.sub(r"\n\s*", "\n", svg[svg.index(">") + 1 :]).strip()

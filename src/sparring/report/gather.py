@@ -1,6 +1,6 @@
-"""Run folders for the page: a row of the table each, its course, and walks of an attack on its model.
+"""Run folders for the page: rows of the table with their training history, and strips of an attack on the model.
 
-Reads what training and evaluation left in a folder; measures nothing but the walks.
+Reads what training and evaluation wrote to a folder. Only the strips are computed here.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from sparring.errors import UserError
 from sparring.evaluation import PROTOCOLS, AttackResult, Result
 from sparring.evaluation.protocols import PGDAttack
 from sparring.report.attack_path import AttackPath, attack_path, choose
-from sparring.report.page import Method
+from sparring.report.content import Method
+from sparring.report.labels import resumed
 from sparring.schedules import pixels
 from sparring.training import run_folder
 from sparring.training.config import Config
 
-# As the page prints an attack. What is not here keeps its own name.
+# Attack -> column heading. Other attacks keep their own names.
 COLUMNS = {
     "natural": "Natural",
     "fgsm": "FGSM",
@@ -36,23 +37,23 @@ COLUMNS = {
     "autoattack": "AutoAttack",
     "worst": "Worst case",
 }
-_LOOKED_AT = 1000  # test images among which the walks are chosen
+_CANDIDATES = 1000  # test images among which those of the strips are chosen
 
 
 @dataclass(frozen=True)
 class _Numbers:
-    """One way in which a run was measured."""
+    """The numbers of one way of measuring a run."""
 
     accuracies: Mapping[str, float]  # by column
     doubts: tuple[str, ...] = ()
-    epochs: int | None = None  # those it had behind it, where they are not all
+    epochs: int | None = None  # trained before this evaluation; None: all
 
 
 def methods(folder: Path, name: str = "") -> list[Method]:
-    """A run as rows: one for each way it was evaluated; the last epoch on validation data where it never was.
+    """The rows of a run: one per way of measuring; validation accuracy of the last epoch if it was never evaluated.
 
     Args:
-        name: what the page calls it; its folder's name where not given.
+        name: the run's name on the page; the folder's name by default.
     """
     run = run_folder.open_run(folder)
     history = run_folder.whole_history(folder)
@@ -70,7 +71,7 @@ def methods(folder: Path, name: str = "") -> list[Method]:
 def _method(
     run: run_folder.Run, history: Sequence[Mapping[str, Any]], name: str, measured: str, numbers: _Numbers
 ) -> Method:
-    """A row. What it cost is what the epochs before it did: the run may have gone on since it was evaluated."""
+    """A row. Its cost is that of the epochs before the evaluation: training may have continued afterwards."""
     spent = history[: numbers.epochs]
     return Method(
         name=name,
@@ -89,9 +90,9 @@ def _method(
 
 
 def _evaluated(folder: Path, config: Config) -> dict[str, _Numbers]:
-    """What RUN/evaluation holds, by how it was measured: numbers stand in one row only if all of that is the same.
+    """The numbers in RUN/evaluation, by how they were measured: only what was measured alike shares a row.
 
-    Of two evaluations that differ in nothing but their images the one with more of them counts, then the later one.
+    Of two evaluations that differ only in their number of images the larger one counts, then the later one.
     """
     found: dict[tuple[str, ...], tuple[int, _Numbers]] = {}
     for read in filter(None, _evaluations(folder).values()):
@@ -101,7 +102,7 @@ def _evaluated(folder: Path, config: Config) -> dict[str, _Numbers]:
         facts = result.about.get("facts", {})
         epoch, spent = facts.get("epoch"), None
         if isinstance(epoch, int) and (epoch != config.epochs or facts.get("step")):
-            spent = None if which else epoch  # a best one is chosen among all there are: it has the costs of all
+            spent = None if which else epoch  # the best epoch is chosen among all: it costs all of them
             which = f"{which or 'checkpoint'} of {run_folder.stage(facts)}"
         for eps, records in groups.items():
             key = (pixels(eps), where, _protocols(records), which, _how(records))
@@ -115,35 +116,34 @@ def _evaluated(folder: Path, config: Config) -> dict[str, _Numbers]:
 
 
 def hardware(folder: Path) -> str:
-    """'trained on x86_64 CPU, 2 threads; evaluated on x86_64 CPU', as every session recorded it."""
-    told = {
-        "trained": [_machine(session) for session in run_folder.read_environment(folder)]
-        or ["hardware that is not recorded"],
-        "evaluated": [_device(read[0]) for read in _evaluations(folder).values() if read],
-    }
-    return "; ".join(f"{done} on {' and '.join(dict.fromkeys(where))}" for done, where in told.items() if where)
+    """'trained on x86_64 CPU, 2 threads, resumed once; evaluated on x86_64 CPU'."""
+    starts = run_folder.read_environment(folder)  # one entry per start of the training
+    trained = " and ".join(dict.fromkeys(map(_machine, starts))) or "hardware that is not recorded"
+    parts = [", ".join(filter(None, [f"trained on {trained}", resumed(len(starts))]))]
+    evaluated = " and ".join(dict.fromkeys(_device(read[0]) for read in _evaluations(folder).values() if read))
+    return "; ".join([*parts, *([f"evaluated on {evaluated}"] if evaluated else [])])
 
 
-def _machine(session: Mapping[str, Any]) -> str:
-    """Of a training: the device, its threads, and how many processes shared it."""
-    threads, at_once = session["threads"], session.get("at_once") or 1
+def _machine(start: Mapping[str, Any]) -> str:
+    """Where one start of a training ran: the device, its threads, and how many processes shared it."""
+    threads, at_once = start["threads"], start.get("at_once") or 1
     shared = f", {at_once} processes at once" if at_once > 1 else ""
-    return f"{session['device']}, {threads} thread{'s' if threads > 1 else ''}{shared}"
+    return f"{start['device']}, {threads} thread{'s' if threads > 1 else ''}{shared}"
 
 
 def _device(result: Result) -> str:
-    """'x86_64 CPU' for 'cpu: x86_64', as the environment of a training spells it."""
+    """'x86_64 CPU' for 'cpu: x86_64': spelled as in the environment of a training."""
     kind, _, name = result.software.get("device", "a device: that is not recorded").partition(": ")
     return f"{name} CPU" if kind == "cpu" else name
 
 
-def foreign(folder: Path) -> list[Path]:
-    """The files among a run's evaluations that are none."""
+def not_evaluations(folder: Path) -> list[Path]:
+    """The files in RUN/evaluation that cannot be read as evaluations."""
     return [path for path, read in _evaluations(folder).items() if read is None]
 
 
 def _evaluations(folder: Path) -> dict[Path, tuple[Result, dict[float, list[AttackResult]], tuple[str, ...]] | None]:
-    """What RUN/evaluation holds, the earliest first: each with its attacks by radius and its doubts, if it is whole."""
+    """The files in RUN/evaluation, oldest first: result, attacks by radius and doubts; None if unreadable."""
     found: dict[Path, tuple[Result, dict[float, list[AttackResult]], tuple[str, ...]] | None] = {}
     for path in sorted((folder / run_folder.EVALUATION).glob("*.json"), key=lambda path: path.stat().st_mtime_ns):
         if path.stem == "bound" or path.stem.startswith("bound-"):  # of `sparring bound`: losses, not accuracies
@@ -158,7 +158,7 @@ def _evaluations(folder: Path) -> dict[Path, tuple[Result, dict[float, list[Atta
 
 
 def _groups(result: Result) -> dict[float, list[AttackResult]]:
-    """The attacks of a result by their protocol's radius; PGD-20 at twice eps stands with its protocol."""
+    """The attacks of a result by their protocol's radius; PGD-20 at twice eps belongs to its protocol's radius."""
     groups: dict[float, dict[str, AttackResult]] = {}
     for record in result:
         entered: set[float] = set()
@@ -178,7 +178,7 @@ def _groups(result: Result) -> dict[float, list[AttackResult]]:
 
 
 def _accuracies(records: Sequence[AttackResult], eps: float) -> dict[str, float]:
-    """By column; the worst case over these attacks inside the ball."""
+    """Accuracies by column, with the worst case over the attacks inside the ball."""
     found = {}
     for record in records:
         name, _, protocol = record.name.partition("@")
@@ -197,7 +197,7 @@ def _protocols(records: Sequence[AttackResult]) -> str:
 
 
 def _how(records: Sequence[AttackResult]) -> str:
-    """What was not left as it is: seeds, restarts, gradients in bf16."""
+    """The settings that differ from the defaults: seeds, restarts, gradients in bf16."""
     attacks = [record for record in records if record.eps > 0]
     seeds = sorted({seed for record in attacks for seed in record.seeds})
     restarts = max(record.restarts for record in attacks)
@@ -219,13 +219,13 @@ def _about(config: Config, done: int) -> str:
 
 
 def strips(folder: Path, count: int) -> list[AttackPath]:
-    """Walks on test images, from the image itself in tenths of the radius, so that the crossing can be watched.
+    """Attacks on test images, step by step: from the image itself in tenths of the radius, so that the crossing shows.
 
-    Empty where no image is worth seeing: none that the model gets right is fooled before the last step.
+    Empty if no image is worth showing: none that the model gets right is fooled before the last step.
     """
     config = run_folder.open_run(folder).config
     data, model = load(config.data), weights.load_model(folder)
-    split = data.test.head(_LOOKED_AT)
+    split = data.test.head(_CANDIDATES)
     x, y = split.x.float() / 255, split.y
     eps, steps = config.objective.radius, config.objective.most_backprops
     settings: dict[str, Any] = {"eps": eps, "step_size": eps / 10, "steps": steps}

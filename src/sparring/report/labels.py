@@ -1,7 +1,7 @@
-"""What runs are called on a page: by that in which they differ, short enough for a drawing, and no two alike.
+"""How runs are named on a page: by what differs between them, short enough for a drawing, and uniquely.
 
-`sparring reproduce` names a run's folder after its data, network, objective, epochs and seed, and ends it in a digest
-of its whole configuration. The digest tells a reader nothing: the settings that it stands for do.
+`sparring reproduce` names a run's folder after its data, network, objective, epochs and seed, followed by a digest of
+the whole configuration. A page shows the settings that differ instead of the digest.
 """
 
 from __future__ import annotations
@@ -17,41 +17,48 @@ from typing import Any
 from sparring.schedules import pixels
 from sparring.training.config import Config, to_json
 
-_LETTERS = 25  # of a name in a drawing
+_LETTERS = 25  # the longest name that a drawing has room for
 _RADII = ("eps", "step_size", "validation_eps")
 
 
 def labels(found: Mapping[Path, Config]) -> dict[Path, str]:
-    """A name for every run folder.
+    """A unique name for every run folder.
 
-    Without the digest, and without what all names share. Runs whose digests alone differ are told apart by the settings
-    behind them; those that are still called the same, by the folders they lie in.
+    Names leave out the digest and what all of them share. Runs that differ in their digests alone are named by the
+    settings that differ, and names that are still equal get their parent folders.
     """
-    # A name that is not UTF-8 can be no part of a page.
+    # A page is UTF-8; a folder's name may not be.
     whole = {folder: folder.resolve().name.encode("utf-8", "replace").decode() for folder in found}
     plain = {folder: re.sub(r"(-seed\d+)-[0-9a-f]{10}$", r"\1", name) for folder, name in whole.items()}
     kinds = list(dict.fromkeys(plain.values()))
     brief = dict(zip(kinds, _brief(kinds), strict=True))
-    told: dict[Path, str] = {}
+    names: dict[Path, str] = {}
     for kind in kinds:
         alike = [folder for folder in found if plain[folder] == kind]
         digests = all(whole[folder] != kind for folder in alike)
         settings = _settings([found[folder] for folder in alike]) if digests else [[] for _ in alike]
         start = "" if len(kinds) == 1 and any(settings) else brief[kind]
-        told |= {folder: ", ".join(filter(None, [start, *own])) for folder, own in zip(alike, settings, strict=True)}
-    count = Counter(told.values())
-    clash = [folder for folder, name in told.items() if count[name] > 1]
-    return {folder: told[folder] for folder in found} | _paths(clash)
+        names |= {folder: ", ".join(filter(None, [start, *own])) for folder, own in zip(alike, settings, strict=True)}
+    count = Counter(names.values())
+    clash = [folder for folder, name in names.items() if count[name] > 1]
+    return {folder: names[folder] for folder in found} | _paths(clash)
+
+
+def resumed(starts: int) -> str:
+    """'resumed once', 'resumed 3 times': a run by how often its training was started; '' for a single start."""
+    if starts < 2:
+        return ""
+    return "resumed once" if starts == 2 else f"resumed {starts - 1} times"
 
 
 def shorten(names: Sequence[str]) -> dict[str, str]:
-    """Every name as a drawing has room for it: cut near its middle, where those that differ stay different."""
+    """Every name cut to fit a drawing, as near to its middle as keeps different names different."""
     heads = sorted(range(1, _LETTERS - 1), key=lambda head: abs(head - _LETTERS // 2))
     for head in heads:
         cut = {name: _cut(name, head, _LETTERS) for name in names}
         if len(set(cut.values())) == len(cut):
             return cut
-    # They differ in the middle alone: numbered, in their order.
+    # They differ only in the part that is cut: number them.
     return {name: f"{number} {_cut(name, _LETTERS // 2, _LETTERS - 4)}" for number, name in enumerate(cut, 1)}
 
 
@@ -60,7 +67,7 @@ def _cut(name: str, head: int, most: int) -> str:
 
 
 def _brief(names: Sequence[str]) -> list[str]:
-    """Names without the parts that all share at either end, if what is left still begins with a word (fat-5, not 5)."""
+    """Names without the parts that all share at either end, if the rest still starts with a word (fat-5, not 5)."""
     parts = [name.split("-") for name in names]
     head, tail = _shared(parts), _shared([each[::-1] for each in parts])
     tries = [(start, end) for end in (tail, 0) for start in range(head, -1, -1)] if len(names) > 1 else []
@@ -72,12 +79,12 @@ def _brief(names: Sequence[str]) -> list[str]:
 
 
 def _shared(parts: Sequence[Sequence[str]]) -> int:
-    """How many parts at the beginning are the same in all."""
+    """How many leading parts are the same in all."""
     return sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, zip(*parts, strict=False)))
 
 
 def _settings(configs: Sequence[Config]) -> list[list[str]]:
-    """Of each configuration the settings in which they differ: ['tau 3', 'eps 16/255']."""
+    """For each configuration, the settings that differ between them: ['tau 3', 'eps 16/255']."""
     flat = [_flat(config) for config in configs]
     differ = [name for name in flat[0] if any(each[name] != flat[0][name] for each in flat)]
     return [[f"{name.replace('_', ' ')} {_spell(name, each[name])}" for name in differ] for each in flat]
@@ -90,13 +97,13 @@ def _flat(config: Config) -> dict[str, Any]:
 
 def _spell(name: str, value: object) -> str:
     if name in _RADII:
-        with suppress(ValueError):  # a schedule
+        with suppress(ValueError):  # a schedule is not one number
             return pixels(float(str(value)))
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _paths(folders: Sequence[Path]) -> dict[Path, str]:
-    """Folders by the fewest last parts of their paths that tell them apart."""
+    """Folders named by as few trailing parts of their paths as make them unique."""
     parts = {folder: folder.resolve().parts for folder in folders}
     for count in range(2, max(map(len, parts.values()), default=0) + 1):
         names = {folder: "/".join(each[-count:]) for folder, each in parts.items()}

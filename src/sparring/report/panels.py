@@ -1,7 +1,6 @@
-"""Pictures for files: panels of lines, and planes of points. PNG, on white, small.
+"""Pictures as files: panels of lines, and planes of points. Small PNGs on white, for a folder or a document.
 
-The page draws its own (`figures`); these stand alone in a folder or a document. No reading depends on colour: lines and
-classes have their own styles and markers. Everything drawn is handed in.
+A page draws lines as SVG (`charts`). Colour is never the only cue: lines and classes have their own styles and markers.
 """
 
 from __future__ import annotations
@@ -20,19 +19,19 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 from PIL import Image
 
-from sparring.report.charts import COLOURS, INK, look, style
+from sparring.report.charts import COLOURS, INK, line_style, style
 
 _DPI = 110
-_SHADES = 96  # colours of a PNG: a drawing has few
+_SHADES = 96  # colours of a PNG
 MARKERS = ("o", "^", "s", "D")
 FILLS = (COLOURS[2], COLOURS[1], COLOURS[3], COLOURS[5])
-Points = Sequence[Sequence[float]]  # (x, y) each
+Points = Sequence[Sequence[float]]  # pairs (x, y)
 Corner = NDArray[np.float64]  # (x, y)
 
 
 @dataclass(frozen=True)
 class Lines:
-    """One panel: name -> (x, y), and the deviation of y where there are several seeds."""
+    """One panel: name -> (x, y), and the standard deviation of y where there are several seeds."""
 
     title: str
     series: Mapping[str, tuple[Sequence[float], Sequence[float]]]
@@ -46,28 +45,28 @@ def grid(
     title: str,
     columns: int = 3,
     most: float | None = None,
-    among: Iterable[str] = (),
+    all_names: Iterable[str] = (),
 ) -> bytes:
-    """The panels side by side, with one legend for all, as PNG.
+    """The panels side by side with one legend, as PNG.
 
     Args:
-        among: the names of all pictures that belong together: a name looks alike in each.
+        all_names: the series of all pictures that belong together: a series has the same style in each of them.
     """
     with style():
         rows = math.ceil(len(panels) / columns)
         wide = min(columns, len(panels))
         names = list(dict.fromkeys(name for panel in panels for name in panel.series))
         inches = 3.1 * wide + 0.2 if wide > 1 else 4.4
-        abreast = _abreast(names, inches)
-        below = 0.2 * math.ceil(len(names) / abreast)
+        columns_of_names = _legend_columns(names, inches)
+        below = 0.2 * math.ceil(len(names) / columns_of_names)
         figure = Figure(figsize=(inches, 2.35 * rows + 0.55 + below), layout="constrained")
         axes = np.atleast_1d(figure.subplots(rows, wide, squeeze=False)).flatten()
-        places = list(dict.fromkeys([*among, *names]))
+        order = list(dict.fromkeys([*all_names, *names]))
         handles: dict[str, Any] = {}
         for place, panel in zip(axes, panels, strict=False):
             _plain(place, panel.title)
             for name, (x, y) in panel.series.items():
-                (handles[name],) = place.plot(x, y, **_line(places.index(name), len(x)))
+                (handles[name],) = place.plot(x, y, **_line(order.index(name), len(x)))
                 if name in panel.spread:
                     low, high = np.subtract(y, panel.spread[name]), np.add(y, panel.spread[name])
                     place.fill_between(x, low, high, color=handles[name].get_color(), alpha=0.15, linewidth=0)
@@ -82,7 +81,7 @@ def grid(
             [handles[name] for name in names],
             names,
             loc="outside lower center",
-            ncols=abreast,
+            ncols=columns_of_names,
             frameon=False,
         )
         _heading(figure, title)
@@ -91,19 +90,24 @@ def grid(
 
 @dataclass(frozen=True)
 class Plane:
-    """One panel of points by class; `behind` are drawn faintly below them."""
+    """One panel of points by class."""
 
     title: str
     points: Points
     labels: Sequence[int]
-    behind: Points | None = None
-    probability: Sequence[Sequence[float]] | None = None  # of class 1 on a grid over the unit square: its 0.5 is drawn
+    behind: Points | None = None  # drawn faintly below the points
+    probability: Sequence[Sequence[float]] | None = None  # of class 1 on a grid over the unit square; 0.5 is drawn
 
 
 def planes(
-    rows: Sequence[Sequence[Plane]], classes: Sequence[str], *, title: str, rims: Sequence[str] = (), size: float = 2.2
+    rows: Sequence[Sequence[Plane]],
+    classes: Sequence[str],
+    *,
+    title: str,
+    row_names: Sequence[str] = (),
+    size: float = 2.2,
 ) -> bytes:
-    """Rows of planes that share their axes, as PNG; `rims` names the rows. What is `outside` stands at the edge."""
+    """Rows of planes as PNG. The planes of a row share their axes; points `outside` them are drawn at the edge."""
     with style():
         wide = max(len(row) for row in rows)
         figure = Figure(figsize=(size * wide + 0.3, (size + 0.2) * len(rows) + 0.6), layout="constrained")
@@ -114,8 +118,8 @@ def planes(
                 _plane(place, plane, len(classes), low, high)
                 place.set_xlim(low[0], high[0])
                 place.set_ylim(low[1], high[1])
-            if rims:
-                axes[number][0].set_ylabel(rims[number], fontweight="bold")
+            if row_names:
+                axes[number][0].set_ylabel(row_names[number], fontweight="bold")
         marks = [
             axes[0][0].plot([], [], marker=MARKERS[i], color=FILLS[i], linestyle="none")[0] for i in range(len(classes))
         ]
@@ -125,7 +129,7 @@ def planes(
 
 
 def losses(sets: Mapping[str, Points], *, title: str, names: Mapping[str, str], stacked: bool = False) -> bytes:
-    """Loss against margin: one panel a set, the 0/1 loss as a step, the mean as a line. Every point is inside."""
+    """Loss against margin as PNG: one panel per set, the 0/1 loss as a step, the mean as a dotted line."""
     with style():
         size = (3.4, 2.5 * len(sets) + 0.4) if stacked else (3.0 * len(sets) + 0.2, 2.9)
         figure = Figure(figsize=size, layout="constrained")
@@ -155,13 +159,13 @@ def losses(sets: Mapping[str, Points], *, title: str, names: Mapping[str, str], 
         return png(figure)
 
 
-def _abreast(names: Sequence[str], inches: float) -> int:
-    """How many names of a legend find room beside each other; lines and gaps take about 0.75 of an inch a name."""
+def _legend_columns(names: Sequence[str], inches: float) -> int:
+    """How many names of a legend fit side by side; the line and the gap take about 0.75 inch per name."""
     return max(1, min(len(names), 5, int(inches / (0.75 + 0.08 * max(map(len, names))))))
 
 
 def _heading(figure: Figure, title: str) -> None:
-    """The title in as many lines as the figure's width asks for."""
+    """Print the title, wrapped to the figure's width."""
     lines = textwrap.fill(title, int(12 * figure.get_figwidth()))
     figure.suptitle(lines, fontsize=10, fontweight="bold", x=0.01, ha="left")
 
@@ -177,7 +181,7 @@ def png(figure: Figure) -> bytes:
 
 
 def _line(index: int, count: int) -> dict[str, Any]:
-    return {**look(index), "markevery": max(1, round(count / 8)), "linewidth": 1.5}
+    return {**line_style(index), "markevery": max(1, round(count / 8)), "linewidth": 1.5}
 
 
 def _plain(axes: Axes, title: str) -> None:
@@ -188,22 +192,22 @@ def _plain(axes: Axes, title: str) -> None:
 
 
 def _limits(row: Sequence[Plane]) -> tuple[Corner, Corner]:
-    """The corners of a row's axes: the unit square where that is its plane, else around its points.
+    """The corners of a row's axes: the unit square if there are probabilities, otherwise around its points.
 
-    A few points far out must not press the others into a corner: an axis ends a tenth of the width of the middle 98%
-    beyond it, or sooner where the points do.
+    A few outliers must not squeeze all other points into a corner: an axis reaches a tenth of the width of the middle
+    98 % beyond it, or less where the points end sooner.
     """
     if any(plane.probability is not None for plane in row):
         return np.zeros(2), np.ones(2)
     points = np.concatenate([np.asarray(plane.points, dtype=float) for plane in row])
     low, high = np.percentile(points, (1, 99), axis=0)
-    room = np.where(high > low, 0.1 * (high - low), np.inf)  # nearly all in one place: then all are shown
+    room = np.where(high > low, 0.1 * (high - low), np.inf)  # nearly all points coincide: show all of them
     some = 0.05 * np.ptp(points, axis=0) + 1e-9
     return np.maximum(low - room, points.min(axis=0) - some), np.minimum(high + room, points.max(axis=0) + some)
 
 
 def outside(rows: Sequence[Sequence[Plane]]) -> int:
-    """How many points lie beyond their row's axes."""
+    """The number of points beyond their row's axes."""
     return sum(
         int(((points < low) | (points > high)).any(axis=1).sum())
         for row in rows

@@ -1,4 +1,4 @@
-"""The numbers of the mixing, on points where they are known."""
+"""Mixing of classes, on points where it is known."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ NATURAL = torch.cat([torch.linspace(0, 1, 5), torch.linspace(100, 101, 5)])[:, N
     ("points", "expected"),
     [
         (NATURAL, {"purity": 1.0, "foreign": 0.0, "amidst": 0.0}),
-        (NATURAL.flip(0), {"purity": 1.0, "foreign": 1.0, "amidst": 1.0}),  # swapped: pure among themselves
-        (NATURAL.roll(5, 0)[:5].repeat(2, 1), {"foreign": 0.5, "amidst": 0.5}),  # the first class has moved over
+        (NATURAL.flip(0), {"purity": 1.0, "foreign": 1.0, "amidst": 1.0}),  # swapped classes: still pure
+        (NATURAL.roll(5, 0)[:5].repeat(2, 1), {"foreign": 0.5, "amidst": 0.5}),  # the first class is at the second
     ],
 )
 def test_known_cases(points, expected):
@@ -25,7 +25,7 @@ def test_known_cases(points, expected):
         assert found[name] == pytest.approx(value), name
 
 
-def test_a_points_own_origin_is_no_neighbour():
+def test_the_point_it_was_made_from_is_not_a_neighbour():
     points = torch.tensor([[0.0], [10.0], [0.1], [10.1]])
     assert mixing(points, torch.tensor([0, 0, 1, 1]), points, k=1) == {"purity": 0.0, "foreign": 1.0, "amidst": 1.0}
 

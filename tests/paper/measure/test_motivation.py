@@ -1,4 +1,4 @@
-"""The plane: PGD crosses over, early-stopped PGD does not."""
+"""Two bands of points: PGD ends amid the other class, early-stopped PGD does not."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sparring.paper.specs import Motivation
 WHAT = Motivation(points=30, updates=200, neighbours=5)
 
 
-def test_pgd_walks_into_the_other_class_and_early_stopped_pgd_does_not():
+def test_pgd_ends_amid_the_other_class_and_early_stopped_pgd_does_not():
     state = torch.get_rng_state()
     found = motivation.measure(WHAT, seed=3)
     assert torch.equal(torch.get_rng_state(), state)
@@ -22,13 +22,13 @@ def test_pgd_walks_into_the_other_class_and_early_stopped_pgd_does_not():
     assert paths["pgd"].shape == (WHAT.steps + 1, 2 * WHAT.points, 2)
     for path in paths.values():
         assert (path - path[0]).abs().max() <= WHAT.eps + 1e-3 and path.min() >= 0 and path.max() <= 1
-    # Until it stops a friendly point goes where PGD goes.
-    gone = (paths["friendly"][1:] != paths["friendly"][:-1]).any(dim=2)
-    assert torch.equal(paths["friendly"][1:][gone], paths["pgd"][1:][gone])
-    assert not gone.all() and motivation.measure(WHAT, seed=3) == found
+    # Until it stops, the friendly attack takes the same steps as PGD.
+    moved = (paths["friendly"][1:] != paths["friendly"][:-1]).any(dim=2)
+    assert torch.equal(paths["friendly"][1:][moved], paths["pgd"][1:][moved])
+    assert not moved.all() and motivation.measure(WHAT, seed=3) == found
 
 
-def test_another_seed_is_another_plane():
+def test_another_seed_gives_other_points():
     one, other = (motivation.bands(WHAT, seed)[0] for seed in (0, 1))
     assert not torch.equal(one, other)
 

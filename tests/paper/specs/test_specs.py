@@ -1,4 +1,4 @@
-"""The paper's items: whole, buildable, and what the paper says."""
+"""The paper's items: complete, buildable, and as in the paper."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ CONFIGS = {
 
 
 @pytest.mark.parametrize("item", ITEMS, ids=lambda item: item.name)
-def test_items_are_whole(item):
+def test_items_are_complete(item):
     names = [row.name for row in item.rows]
     assert len(set(names)) == len(names) and all("/" not in name and " " not in name for name in names)
-    assert item.see and item.title and item.where and item.lite
+    assert item.claim and item.title and item.where and item.lite
     assert any("lite" in row.configs for row in item.rows)
     for row in item.rows:
         assert row.configs and set(row.configs) <= {"lite", "full"}
@@ -59,7 +59,7 @@ def test_networks_build(name):
         models.build(name, num_classes=10, channels=3, size=(32, 32))
 
 
-def test_layers_of_the_mixture_are_there():
+def test_the_layers_of_the_mixture_exist():
     for row in specs.find("fig-mixture").rows:
         assert isinstance(row.measure, Mixture)
         with torch.device("meta"):
@@ -68,11 +68,11 @@ def test_layers_of_the_mixture_are_there():
 
 
 def changes(schedule, epochs):
-    """The epochs at which a schedule takes another value."""
+    """The epochs at which a schedule changes its value."""
     return [e for e in range(2, epochs + 1) if schedule.at(e, epochs) != schedule.at(e - 1, epochs)]
 
 
-# facts, section 4: item, row, network, epochs, changes of the learning rate, changes of tau.
+# Item, row, network, epochs, changes of the learning rate, changes of tau.
 FULL = [
     ("table1", "fat-8", "wrn-32-10", 120, [60, 90, 110], [51, 91]),
     ("table2", "fat-trades-8", "wrn-34-10", 85, [75], [31, 51, 71]),
@@ -86,7 +86,7 @@ FULL = [
 
 
 @pytest.mark.parametrize(("item", "row", "model", "epochs", "lr", "tau"), FULL)
-def test_full_is_the_papers(item, row, model, epochs, lr, tau):
+def test_full_scale_is_the_papers_setting(item, row, model, epochs, lr, tau):
     found = {one.name: one for one in specs.find(item).rows}[row].configs["full"]
     assert (found.model, found.epochs) == (model, epochs)
     assert (changes(found.lr, epochs), changes(getattr(found.objective, "tau", constant(0)), epochs)) == (lr, tau)
@@ -115,12 +115,12 @@ def test_runs_that_figures_share():
         for a, b in itertools.product(tau.rows, bps.rows)
         if b.configs["lite"] in (a.configs.get("lite"), a.configs["full"])
     ]
-    assert len(shared) == 10  # Small CNN (its 80 epochs) and ResNet-18 (its 30), tau 0 to 3 and 10
+    assert len(shared) == 10  # Small CNN (80 epochs) and ResNet-18 (20), tau 0 to 3 and 10
     table2, table3 = ({row.name: row.configs for row in specs.find(name).rows} for name in ("table2", "table3"))
     assert table2["fat-trades-8"] == table3["fat-trades-8"]
 
 
-def test_published_figures_are_read_as_printed():
+def test_published_numbers_are_parsed_as_printed():
     columns = {"Natural": "natural", "FGSM": "fgsm", "PGD-20": "pgd20"}
     assert published("89.34±0.221 - 46.1", columns) == {"Natural": (89.34, 0.221), "PGD-20": (46.1, None)}
     with pytest.raises(ValueError):
@@ -143,18 +143,18 @@ def test_published_figures_are_read_as_printed():
         ("fig7", "fig-eps"),
     ],
 )
-def test_a_figure_by_its_number(name, item):
+def test_a_figure_is_found_by_its_number(name, item):
     assert specs.find(name).name == item
 
 
-def test_unknown():
+def test_an_unknown_item_is_a_user_error():
     with pytest.raises(UserError, match="unknown item 'fig-9'"):
         specs.find("fig-9")
     with pytest.raises(UserError, match=r"unknown item 'table5'. Did you mean 'table"):
         specs.find("table5")
 
 
-def test_the_short_scale_of_a_table_changes_length_batch_and_optimiser_and_nothing_else():
+def test_lite_changes_a_tables_epochs_batch_and_optimiser_only():
     full, lite = row_of("table1", "fat-16").configs["full"], row_of("table1", "fat-16").configs["lite"]
     assert (lite.epochs, lite.batch_size, lite.model) == (30, 256, "resnet18")
     assert (lite.lr, lite.weight_decay) == (OneCycle(0.3), 5e-4)
@@ -162,7 +162,7 @@ def test_the_short_scale_of_a_table_changes_length_batch_and_optimiser_and_nothi
     assert replace(lite, **kept) == full
 
 
-def test_the_short_scale_of_the_radii_keeps_the_papers_small_learning_rates():
+def test_lite_keeps_the_papers_learning_rate_steps_for_larger_radii():
     name = "resnet18-cifar10-k10-madry-eps0.15"
     full, lite = row_of("fig-eps", name).configs["full"], row_of("fig-eps", name).configs["lite"]
     assert (lite.epochs, lite.batch_size) == (20, 256)

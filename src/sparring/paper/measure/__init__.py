@@ -1,1 +1,1 @@
-"""What is measured for an item of the paper, one module per kind of measurement."""
+"""The measurements behind the paper's items, one module per kind."""

@@ -1,7 +1,7 @@
-"""Figure 2 and Theorem 1 on real losses: where PGD and early-stopped PGD leave an image on the loss's curve.
+"""Figure 2 and Theorem 1 on real losses: the loss of an image after PGD and after early-stopped PGD.
 
-The loss is cross-entropy in bits, which bounds the 0/1 loss: where the model is wrong the true class has at most half
-of the probability. Both inner problems are solved only as well as PGD solves them: the two bounds are estimates.
+The loss is cross-entropy in bits, which bounds the 0/1 loss: where the model is wrong, the true class has at most half
+of the probability. The inner problems are solved only as well as PGD solves them, so both bounds are estimates.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sparring.paper.specs import Losses
 
 
 def measure(what: Losses, model: nn.Module, data: Dataset, *, device: torch.device) -> dict[str, Any]:
-    """Margin and loss of every image: natural, after PGD, after early-stopped PGD; means, and both bounds."""
+    """Margin and loss of every image (natural, after PGD, after early-stopped PGD), their means, and both bounds."""
     split = data.test.head(what.images).to(device)
     x, y = split.x.float() / 255, split.y
     settings: dict[str, Any] = {"eps": what.eps, "step_size": what.step_size, "steps": what.steps, "start": None}
@@ -34,7 +34,7 @@ def measure(what: Losses, model: nn.Module, data: Dataset, *, device: torch.devi
         "mean_loss_bits": mean,
         "wrong": wrong,
         "mean_loss_bits_where_fooled": {name: float(loss[fooled].mean()) for name, (_, loss) in each.items()},
-        # Theorem 1 at rho = 0: the risk is at most E loss(natural) + E loss*; conventionally loss* is the maximum.
+        # Theorem 1 at rho = 0: risk <= E loss(natural) + E loss*. In the conventional bound loss* is the maximum.
         "bound": {
             "risk": wrong["pgd"],
             "min_min": mean["natural"] + mean["friendly"],

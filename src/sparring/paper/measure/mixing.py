@@ -1,8 +1,8 @@
-"""Numbers for the mixing of classes: who are a point's nearest neighbours?
+"""How far an attack mixes the classes, measured by the classes of each point's nearest neighbours.
 
-A swap of two classes is no mixing among the attacked points themselves, but it is among them and the natural ones,
-which a model has to fit together (paper Sec. 1). So the attacked points are also held against the natural ones.
-Neighbours are the k nearest by Euclidean distance.
+If two classes swap places, the attacked points by themselves are not mixed. Together with the natural points, which a
+model has to fit as well (paper Sec. 1), they are. So attacked points are compared with natural ones too. Neighbours are
+the k nearest in Euclidean distance.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from torch import Tensor
 
 
 def mixing(points: Tensor, y: Tensor, natural: Tensor, k: int) -> dict[str, float]:
-    """Three shares. Row i of `points` was made from row i of `natural`, which does not count as its neighbour.
+    """Three fractions. Row i of `points` was made from row i of `natural`, which does not count as its neighbour.
 
-    purity: of a point's neighbours in its own set, those of its class (the mean over points).
-    foreign: of its natural neighbours, those of another class (the mean over points).
-    amidst: the points that have no natural neighbour of their own class.
+    purity: a point's neighbours in its own set that have its class (mean over points).
+    foreign: a point's natural neighbours that have another class (mean over points).
+    amidst: points without a natural neighbour of their own class.
     """
     own, across = _strangers(points, y, points, k), _strangers(points, y, natural, k)
     return {
@@ -27,7 +27,7 @@ def mixing(points: Tensor, y: Tensor, natural: Tensor, k: int) -> dict[str, floa
 
 
 def _strangers(points: Tensor, y: Tensor, among: Tensor, k: int) -> Tensor:
-    """(n, k): whether each of a point's k nearest is of another class."""
+    """(n, k), bool: whether each of a point's k nearest neighbours has another class."""
     distance = torch.cdist(points.flatten(1).double(), among.flatten(1).double())
     distance.fill_diagonal_(float("inf"))
     nearest = distance.topk(min(k, len(y) - 1), largest=False).indices

@@ -1,7 +1,7 @@
-"""Figure 3 and App. C: where the layers of a naturally trained network put natural, PGD-20 and PGD-20-0 data.
+"""Figure 3 and App. C: layer outputs of a naturally trained network on natural, PGD-20 and PGD-20-0 data.
 
-The three sets are laid out together, so that their pictures share their axes: by PCA, and by t-SNE. The numbers are
-taken in the layer's own space. The images are the first test images of each class (the paper does not say which).
+The three sets are projected together, so that their pictures share their axes: by PCA, and by t-SNE. The mixing is
+measured in the layer's own space. The images are the first test images of each class (the paper does not name them).
 """
 
 from __future__ import annotations
@@ -25,10 +25,12 @@ SETS = ("natural", "pgd", "friendly")
 
 
 def measure(what: Mixture, model: nn.Module, data: Dataset, *, device: torch.device, seed: int) -> dict[str, Any]:
-    """Points of every layer in the plane, and how far the classes are mixed."""
+    """The outputs of every layer projected to the plane, and how far the classes are mixed."""
     missing = [number for number in what.layers if number > len(layers(model))]
     if missing:
-        raise UserError(f"the network has {len(layers(model))} layers, and layer {missing[0]} is asked for.")
+        raise UserError(
+            f"the network has {len(layers(model))} layers, so layer {missing[0]} does not exist. Declare another layer."
+        )
     x, y, shown = _images(what, data)
     x, y = x.to(device), y.to(device)
     settings: dict[str, Any] = {"eps": what.eps, "step_size": what.step_size, "steps": what.steps, "start": None}
@@ -55,11 +57,11 @@ def measure(what: Mixture, model: nn.Module, data: Dataset, *, device: torch.dev
 
 
 def _images(what: Mixture, data: Dataset) -> tuple[Tensor, Tensor, Tensor]:
-    """The first test images of each class, their labels, and the class's place among those shown."""
+    """The first test images of each class, their labels, and the class's index among the chosen ones."""
     rows = []
     for name in what.classes:
         if name not in data.classes:
-            raise UserError(f"{data.name} has no class {name!r}, only {', '.join(data.classes)}.")
+            raise UserError(f"{data.name} has no class {name!r}. Choose from: {', '.join(data.classes)}.")
         members = (data.test.y == data.classes.index(name)).nonzero().flatten()
         rows.append(members[: what.images])
     taken = torch.cat(rows)
@@ -68,7 +70,7 @@ def _images(what: Mixture, data: Dataset) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _planes(sets: Mapping[str, Tensor], seed: int) -> dict[str, dict[str, list[list[float]]]]:
-    """All sets in one plane, by either method."""
+    """All sets projected together, by PCA and by t-SNE."""
     from sklearn.decomposition import PCA  # slow to import
     from sklearn.manifold import TSNE
 
@@ -77,12 +79,13 @@ def _planes(sets: Mapping[str, Tensor], seed: int) -> dict[str, dict[str, list[l
     if flat.shape[1] == 1:
         flat = np.column_stack([flat, np.zeros(len(flat))])
     bent = TSNE(n_components=2, init="pca", perplexity=min(30, len(flat) / 4), random_state=seed).fit_transform(flat)
-    return {"pca": _apart(flat[:, :2]), "tsne": _apart(bent)}
+    return {"pca": _split(flat[:, :2]), "tsne": _split(bent)}
 
 
-def _apart(plane: NDArray[Any]) -> dict[str, list[list[float]]]:
-    """Its sets, to one decimal. Each way the middle 98% are as wide as 100: far points, or a plane far longer than it
-    is wide, cost no decimals.
+def _split(plane: NDArray[Any]) -> dict[str, list[list[float]]]:
+    """The points of each set, rounded to one decimal.
+
+    Each axis is scaled so that the middle 98 % span 100 units: neither outliers nor a narrow plane cost precision.
     """
     low, high = np.percentile(plane, (1, 99), axis=0)
     whole = np.ptp(plane, axis=0)

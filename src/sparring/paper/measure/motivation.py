@@ -1,6 +1,6 @@
-"""Figure 1 on real points: two wavy bands in the unit square, a small network, PGD with and without a stop.
+"""Figure 1 on real points: two wavy bands in the unit square, a small network, PGD with and without early stopping.
 
-Everything is drawn from the seed; nothing is random in the attacks, which start at the points themselves.
+The seed determines the points and the network. The attacks start at the points themselves and are deterministic.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from sparring.paper.measure.mixing import mixing
 from sparring.paper.specs import Motivation
 from sparring.seeds import derive_seed, generator
 
-_POINTS, _WEIGHTS = range(1, 3)  # what a draw is for
-GRID = 61  # of the probabilities that the boundary is drawn from
+_POINTS, _WEIGHTS = range(1, 3)  # keys of the random streams
+GRID = 61  # points per side of the grid that the boundary is drawn from
 
 
 def bands(what: Motivation, seed: int) -> tuple[Tensor, Tensor]:
@@ -33,7 +33,7 @@ def bands(what: Motivation, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def network(what: Motivation, x: Tensor, y: Tensor, seed: int) -> nn.Module:
-    """A network of two hidden layers, trained on the natural points; the global random state stays as it was."""
+    """A network of two hidden layers, trained on the natural points. Leaves the global random state unchanged."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(seed, _WEIGHTS))
         model = nn.Sequential(
@@ -52,14 +52,14 @@ def network(what: Motivation, x: Tensor, y: Tensor, seed: int) -> nn.Module:
 
 
 class _Centre(nn.Module):
-    """From the unit square to [-1, 1]: the network's normalisation."""
+    """Normalisation: maps the unit square to [-1, 1]²."""
 
     def forward(self, x: Tensor) -> Tensor:
         return 2 * x - 1
 
 
 def measure(what: Motivation, seed: int) -> dict[str, Any]:
-    """Every step of both attacks, and how far the classes are mixed after it."""
+    """The points after every step of both attacks, and how far the classes are mixed."""
     x, y = bands(what, seed)
     model = network(what, x, y, seed)
     settings: dict[str, Any] = {"eps": what.eps, "step_size": what.step_size, "start": None}
@@ -87,7 +87,7 @@ def measure(what: Motivation, seed: int) -> dict[str, Any]:
 
 @torch.no_grad()
 def _probability(model: nn.Module) -> Tensor:
-    """Of class 1, on a grid over the square: row by row from the bottom."""
+    """The probability of class 1 on a grid over the square, row by row from the bottom."""
     axis = torch.linspace(0, 1, GRID)
     points = torch.cartesian_prod(axis, axis).flip(1)  # (y, x) -> (x, y)
     probability: Tensor = model(points).softmax(dim=1)[:, 1].reshape(GRID, GRID)
@@ -95,6 +95,6 @@ def _probability(model: nn.Module) -> Tensor:
 
 
 def _rounded(values: Tensor) -> list[Any]:
-    """To a thousandth of the square."""
+    """Nested lists, rounded to a thousandth of the square's side."""
     numbers: list[Any] = [[round(number, 3) for number in row] for row in values.tolist()]
     return numbers

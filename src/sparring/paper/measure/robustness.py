@@ -1,4 +1,4 @@
-"""Accuracy under a protocol and under AutoAttack, as a result keeps it: numbers, their settings, and the verdicts."""
+"""Accuracy under a protocol and under AutoAttack, for a result: numbers, settings, and the verdict on every image."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sparring.paper.results import pack
 from sparring.paper.specs import Robustness
 from sparring.training.checkpoint import write_text
 
-_BATCH = 1024  # images of AutoAttack at once: what a stop can cost
+_BATCH = 1024  # images of AutoAttack at once: an interruption loses at most one batch
 
 
 def measure(
@@ -30,12 +30,12 @@ def measure(
     about: Mapping[str, Any],
     progress: bool,
 ) -> dict[str, Any]:
-    """Evaluate. On a GPU gradients are bf16; verdicts are fp32 everywhere.
+    """Evaluate a model. On a GPU gradients are bf16; verdicts are always fp32.
 
     Args:
-        folder: a run's evaluation/. Verdicts that it holds are not computed again, and the evaluations are written
-            there as `sparring evaluate` would, for its report.
-        about: which checkpoint of which data it is.
+        folder: a run's evaluation/. Verdicts stored there are reused, and the evaluations are written there as by
+            `sparring evaluate`, so that `sparring report` finds them.
+        about: which checkpoint, trained on which data.
     """
     x, y = data.test.x[:limit], data.test.y[:limit]
     which = "" if about["which"] == "last" else f"-{about['which']}"
@@ -47,7 +47,7 @@ def measure(
         "about": about,
     }
     end = f"{which}{f'-limit{limit}' if limit else ''}.json"
-    # A table's numbers are looked at twice; a figure has too many points for that.
+    # Sanity checks only for tables: a figure has too many points.
     found = evaluate(model, x, y, what.protocol, doubts=what.autoattack > 0, **common)
     write_text(folder / f"{what.protocol}{end}", found.to_json())
     attacks = {record.name: _facts(record) for record in found}
@@ -60,7 +60,7 @@ def measure(
 
 
 def _facts(record: AttackResult) -> dict[str, Any]:
-    """One attack: what came out, and everything needed to run it again."""
+    """One attack: its accuracy, and every setting needed to run it again."""
     return {
         "accuracy": record.accuracy,
         "n": record.n,

@@ -1,4 +1,4 @@
-"""The paper's tables and figures, by name. Each row or point is one declaration, at two scales."""
+"""The paper's tables and figures by name. Each row or point is one declaration, at two scales."""
 
 import re
 
@@ -23,7 +23,7 @@ ITEMS: dict[str, Item] = {item.name: item for item in (*TABLES, *PICTURES, *FIGU
 
 
 def find(name: str) -> Item:
-    """The item of that name, or the figure of that number (figure1, fig-1)."""
+    """An item by its name (table1, fig-tau) or by the number of its figure (figure1, fig-1)."""
     number = re.fullmatch(r"fig(?:ure)?[ -]?(\d+)", name.lower())
     if number:
         for item in FIGURES + PICTURES:

@@ -1,7 +1,7 @@
-"""The figures of Sections 5 and 6 and of Appendices B and G: one declaration a point, the grids written as loops.
+"""The figures of Sections 5 and 6 and of Appendices B and G: one declaration per point, grids written as loops.
 
-The paper prints these as pictures only, so no published number stands beside a point. `full` is the paper's length and
-grid; `lite` (lite.py) is 20 epochs (WRN-34-10 10, SVHN 14) on fewer points. FAT starts at random and adds noise, as in
+The paper prints no numbers for these figures, so points have no published value. `full` has the paper's epochs and
+grid; `lite` (`scales`) is 20 epochs (WRN-34-10 10, SVHN 14) on fewer points. FAT starts at random and adds noise, as in
 the authors' code.
 """
 
@@ -27,7 +27,7 @@ TAU = replace(cifar10.FAT, epochs=80, lr=parse("0.1,0.01@73.75%"))
 
 
 def at_tau(config: Config, tau: int) -> Config:
-    """The same with a fixed tau; tau = K is worst-case training."""
+    """The same run with a fixed tau; tau = K is worst-case training."""
     return with_objective(config, tau=tau)
 
 
@@ -44,14 +44,14 @@ def _tau_rows() -> Iterator[Row]:
 FIG_TAU = Item(
     name="fig-tau",
     where="Figure 4 (Sec. 5.1)",
-    title="What tau does: accuracies of FAT by tau (CIFAR-10)",
-    see="With tau natural accuracy falls throughout, while robust accuracy rises up to about tau 2 and then stays.",
+    title="The effect of tau: accuracies of FAT by tau (CIFAR-10)",
+    claim="Natural accuracy falls as tau grows, while robust accuracy rises up to about tau 2 and then stays.",
     kind="lines",
     rows=tuple(_tau_rows()),
     lite=f"{EPOCHS} epochs of {CYCLE}; tau 0, 1, 2, 3, 5, 10",
     columns=SIX | {"PGD-10": "pgd10"},
     xlabel="tau",
-    claim="tau",
+    check="tau",
     marks=(2.0,),
     together=True,
     trials=5,
@@ -70,7 +70,7 @@ def _bps_rows() -> Iterator[Row]:
             for tau in (0, 1, 2, 3, 10):
                 label = f"tau {tau}" if tau < 10 else f"{original} (tau = K)"
                 full = at_tau(replace(base, model=model), tau)
-                # The runs of fig-tau where there are any: Small CNN at full scale, ResNet-18 at lite.
+                # Shared with fig-tau where possible: Small CNN at full scale, ResNet-18 at lite.
                 short = replace(full, lr=TAU.lr, epochs=TAU.epochs)
                 if model != "small_cnn":
                     short = one_cycle(short, EPOCHS if model == "resnet18" else 10)
@@ -87,8 +87,8 @@ FIG_BPS = Item(
     name="fig-bps",
     where="Figure 5 (Sec. 5.2)",
     title="Back-propagations per image and epoch (CIFAR-10)",
-    see="Friendly training needs fewer than K = 10, the fewer the smaller tau; they grow as the model becomes robust, "
-    "with a jump where the learning rate falls.",
+    claim="Friendly training needs fewer than K = 10, and fewer for a smaller tau; they grow as the model becomes "
+    "robust, with a jump where the learning rate drops.",
     kind="course",
     rows=tuple(_bps_rows()),
     lite=f"the runs of fig-tau: Small CNN in full, 80 epochs; ResNet-18 {EPOCHS} and WRN-34-10 10 epochs of {CYCLE}",
@@ -97,13 +97,13 @@ FIG_BPS = Item(
 
 # Sec. 6.1: 80 epochs, learning rate 0.01, a tenth of it from epoch 60; alpha = eps/10.
 EPS = replace(TAU, lr=parse("0.01,0.001@73.75%"))
-# CIFAR-10 0.03 to 0.15, SVHN 0.01 to 0.06; the paper does not say at which points. -> (full, lite)
+# Data -> (full, lite). The paper gives the ranges, 0.03 to 0.15 and 0.01 to 0.06, but not the points.
 GRIDS = {
     "cifar10": ((0.03, 0.045, 0.06, 0.075, 0.09, 0.105, 0.12, 0.135, 0.15), (0.03, 0.06, 0.09, 0.12, 0.15)),
     "svhn": ((0.01, 0.02, 0.03, 0.04, 0.05, 0.06), (0.01, 0.03, 0.06)),
 }
-LITE_EPOCHS = {"cifar10": EPOCHS, "svhn": 14}  # as many updates: SVHN has half as many images again
-# The pictures: (data, network, method, K), the paper's figure. Those at K 20 and of TRADES have three points at lite.
+LITE_EPOCHS = {"cifar10": EPOCHS, "svhn": 14}  # about as many updates: SVHN has 1.5 times as many images
+# (data, network, method, K, figure in the paper). Those with K 20 or TRADES have three points at lite.
 PICTURES = (
     ("cifar10", "resnet18", "fat", 10, "Figure 6"),
     ("svhn", "resnet18", "fat", 10, "Figure 7"),
@@ -158,20 +158,20 @@ FIG_EPS = Item(
     name="fig-eps",
     where="Figures 6, 7 (Sec. 6.1) and App. G",
     title="Training at larger radii: FAT with tau 0, 1, 3 against worst-case training",
-    see="Beyond eps 0.06 (SVHN 0.03) worst-case training breaks down; friendly training keeps its natural accuracy and "
-    "gains under the stronger attack.",
+    claim="Beyond eps 0.06 (SVHN 0.03) worst-case training breaks down; friendly training keeps its natural accuracy "
+    "and gains under the stronger attack.",
     kind="lines",
     rows=tuple(_eps_rows()),
     lite=f"{EPOCHS} epochs ({LITE_EPOCHS['svhn']} on SVHN), {STEPS}; five radii on CIFAR-10 (three for TRADES and K "
     "20), three on SVHN",
     columns=SIX | {"PGD-20, 2 eps": "pgd20-2eps"},
     xlabel="radius in training (eps)",
-    claim="radius",
+    check="radius",
 )
 
 
 def _free_rows() -> Iterator[Row]:
-    """App. B: the recipes of appendix_b.py."""
+    """App. B: the points of `recipes.no_projection`."""
     for model in no_projection.MODELS:
         for method, tau in no_projection.METHODS.items():
             for alpha in no_projection.ALPHAS:
@@ -192,8 +192,8 @@ def _free_rows() -> Iterator[Row]:
 FIG_NO_PROJECTION = Item(
     name="fig-no-projection",
     where="App. B",
-    title="Friendly data searched without the ball: accuracies by step size (CIFAR-10)",
-    see="Stopping early does the ball's work: also without projection larger steps cost friendly training little.",
+    title="Friendly training without projection onto the ball: accuracies by step size (CIFAR-10)",
+    claim="Early stopping replaces the ball: without projection, too, larger steps cost friendly training little.",
     kind="lines",
     rows=tuple(_free_rows()),
     lite=f"{EPOCHS} epochs, {STEPS}; alpha 0.003, 0.009, 0.015",

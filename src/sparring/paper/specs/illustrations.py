@@ -1,4 +1,4 @@
-"""The pictures that explain: the motivation (Fig. 1), the two objectives (Fig. 2), the mixture (Fig. 3, App. C)."""
+"""The illustrations: the motivation (Fig. 1), the two objectives (Fig. 2), the mixture (Fig. 3, App. C)."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ FIG_MOTIVATION = Item(
     name="fig-motivation",
     where="Figure 1 (Sec. 1)",
     title="Why stop early: PGD and early-stopped PGD on points in the plane, step by step",
-    see="PGD carries the points across the boundary and into the other class; early-stopped PGD leaves them just "
+    claim="PGD moves the points across the boundary and into the other class; early-stopped PGD leaves them just "
     "beyond the boundary.",
     kind="motivation",
     rows=(Row("plane", "two bands", Motivation(), {"lite": None, "full": None}),),
-    lite="one plane; five at full. Seconds on a CPU",
+    lite="one seed; five at full. Seconds on a CPU",
     trials=5,
 )
 
 FIG_LOSS = Item(
     name="fig-loss",
     where="Figure 2 (Sec. 3)",
-    title="The loss that is trained on: min-max against min-min",
-    see="PGD pushes a point as far up the loss as the ball allows; early-stopped PGD leaves it just past the boundary, "
-    "where the loss is little more than needed to be wrong.",
+    title="The training loss: min-max against min-min",
+    claim="PGD raises the loss as far as the ball allows; early-stopped PGD leaves a point just past the boundary, "
+    "where the loss is little more than it takes to be misclassified.",
     kind="loss",
     rows=(
         Row(
@@ -44,10 +44,10 @@ FIG_LOSS = Item(
             group="CIFAR-10, Small CNN",
         ),
     ),
-    lite="digits and a network of five epochs: seconds on a CPU",
+    lite="digits and a network trained for five epochs: seconds on a CPU",
 )
 
-# "Warm-up on natural data"; the authors' file names say 80 epochs. No published learning rate: ours.
+# "Warm-up on natural data"; the authors' file names say 80 epochs. The learning rate is not published: it is ours.
 WARM_UP = replace(cifar10.STANDARD, lr=OneCycle(0.05), epochs=80)
 BIRD_DEER = replace(WARM_UP, data="cifar10:bird+deer", model="small_cnn", augment="none")
 WRN_40_4 = replace(WARM_UP, model="wrn-40-4", lr=OneCycle(0.1))
@@ -55,8 +55,8 @@ WRN_40_4 = replace(WARM_UP, model="wrn-40-4", lr=OneCycle(0.1))
 FIG_MIXTURE = Item(
     name="fig-mixture",
     where="Figure 3 (Sec. 4.2) and App. C",
-    title="What the layers see: natural, PGD-20 and PGD-20-0 data",
-    see="PGD-20 carries the outputs of one class into the midst of another; PGD-20-0 does so much less.",
+    title="Layer outputs on natural, PGD-20 and PGD-20-0 data",
+    claim="PGD-20 moves the outputs of one class amid those of another; PGD-20-0 does so much less.",
     kind="mixture",
     rows=(
         Row(

@@ -1,6 +1,6 @@
-"""What the paper shows, as declarations: an item is a table or a figure, a row is one line of it or one point.
+"""The paper's tables and figures as declarations: an item is a table or a figure, a row is one line or one point of it.
 
-A row names what is trained at each scale, what is measured on it, and what the paper printed. Nothing here runs.
+A row declares what is trained at each scale, what is measured on it, and what the paper printed. Nothing here runs.
 """
 
 from __future__ import annotations
@@ -12,56 +12,56 @@ from typing import Literal
 from sparring.training.config import Config
 
 Scale = Literal["lite", "full"]
-Kind = Literal["table", "lines", "course", "mixture", "motivation", "loss"]  # how it is drawn
-Published = tuple[float, float | None]  # as printed, in per cent: value, and deviation where there is one
+Kind = Literal["table", "lines", "course", "mixture", "motivation", "loss"]  # how an item is drawn
+Published = tuple[float, float | None]  # as printed, in per cent: value, and standard deviation if published
 
 
 @dataclass(frozen=True)
 class Robustness:
-    """Accuracy on the test data under a protocol; and under AutoAttack (8/255) on the first so many images."""
+    """Accuracy on the test data under a protocol, and under AutoAttack (8/255) on the first images."""
 
     protocol: str
-    autoattack: int = 0
+    autoattack: int = 0  # number of images; 0: no AutoAttack
 
 
 @dataclass(frozen=True)
 class Course:
-    """Nothing beside what training records itself: accuracies and back-propagations by epoch."""
+    """Only what training itself records: accuracies and backward passes by epoch."""
 
 
 @dataclass(frozen=True)
 class Mixture:
-    """Where a network's layers put natural, worst-case and friendly data of some classes (Sec. 4.2, App. C)."""
+    """Layer outputs of a network on natural, worst-case and friendly data of some classes (Sec. 4.2, App. C)."""
 
     classes: tuple[str, ...]
     layers: tuple[int, ...]
-    images: int  # of each class, the first of the test data
+    images: int  # per class, the first of the test data
     eps: float = 0.031
     step_size: float = 0.007
     steps: int = 20
-    neighbours: int = 10  # that are asked for their class
+    neighbours: int = 10  # nearest neighbours whose classes are counted
 
 
 @dataclass(frozen=True)
 class Motivation:
     """Two classes of points in the unit square, a small network, and PGD step by step (Sec. 1)."""
 
-    points: int = 60  # of each class
-    gap: float = 0.24  # between the middles of the two bands
-    wave: float = 0.09  # how far a band swings
-    blur: float = 0.03  # sigma of the points around their band
+    points: int = 60  # per class
+    gap: float = 0.24  # between the centres of the two bands
+    wave: float = 0.09  # amplitude of the bands
+    blur: float = 0.03  # standard deviation of the points around their band
     hidden: int = 32
     updates: int = 300
-    eps: float = 0.24  # the gap: the ball reaches the other class, so PGD can walk into it
+    eps: float = 0.24  # equal to the gap, so that PGD can reach the other class
     step_size: float = 0.024
     steps: int = 10
-    shown: tuple[int, ...] = (0, 2, 4, 6, 8, 10)  # steps that are drawn
+    shown: tuple[int, ...] = (0, 2, 4, 6, 8, 10)  # the steps drawn
     neighbours: int = 10
 
 
 @dataclass(frozen=True)
 class Losses:
-    """The loss that each formulation trains on: min-max (PGD) and min-min (early-stopped PGD) (Sec. 3)."""
+    """The training loss of each formulation: min-max (PGD) and min-min (early-stopped PGD) (Sec. 3)."""
 
     images: int
     eps: float
@@ -77,13 +77,13 @@ class Row:
     """One line of a table or one point of a figure."""
 
     name: str  # unique within the item; also a file name
-    label: str  # as it is printed: the method, or the line that a point belongs to
+    label: str  # as printed: the method, or the line that a point belongs to
     measure: Measure
-    configs: Mapping[Scale, Config | None]  # what is trained at a scale; None: nothing has to be
+    configs: Mapping[Scale, Config | None]  # what is trained at each scale; None: nothing
     paper: Mapping[str, Published] = field(default_factory=dict)  # column -> what the paper printed
-    group: str = ""  # the part of the table, or the picture of the figure, that it belongs to
-    x: float | None = None  # its place in a figure
-    against: str = ""  # the row that it is an improvement on, by the paper
+    group: str = ""  # its part of the table, or its picture of the figure
+    x: float | None = None  # its x in a figure
+    against: str = ""  # its baseline in the paper: the name of a row
 
 
 @dataclass(frozen=True)
@@ -93,21 +93,21 @@ class Item:
     name: str
     where: str  # in the paper
     title: str
-    see: str  # what to look for: what the paper claims with it
+    claim: str  # what the paper claims with it
     kind: Kind
     rows: tuple[Row, ...]
-    lite: str  # what the short scale is
-    columns: Mapping[str, str] = field(default_factory=dict)  # as printed -> the attack's name in a result
+    lite: str  # what is shorter at lite scale
+    columns: Mapping[str, str] = field(default_factory=dict)  # as printed -> name of the attack in a result
     xlabel: str = ""
-    claim: Literal["", "tau", "radius"] = ""  # of a figure of lines: what is checked on it (reproduce/claims.py)
-    marks: tuple[float, ...] = ()  # places that are told in words, beside the first and the last
-    together: bool = False  # all groups in one picture, a line each
-    trials: int = 1  # the paper's repetitions
-    note: str = ""  # where the paper's figures come from, and what others published
+    check: Literal["", "tau", "radius"] = ""  # of a line figure: the claim that `paper.claims` checks
+    marks: tuple[float, ...] = ()  # x values that findings report, in addition to the first and the last
+    together: bool = False  # all groups share one picture
+    trials: int = 1  # seeds in the paper
+    note: str = ""  # the source of the paper's numbers, and what others published
 
 
 def published(text: str, columns: Mapping[str, str]) -> dict[str, Published]:
-    """A line of a table as it is printed: '89.34±0.221 65.52 -', one entry a column, - where there is none."""
+    """Parse a line of a table as printed: '89.34±0.221 65.52 -', one entry per column, '-' for none."""
     found: dict[str, Published] = {}
     for column, entry in zip(columns, text.split(), strict=True):
         value, _, spread = entry.partition("±")

@@ -1,8 +1,9 @@
-"""Tables 1 to 4: the paper's rows, its figures beside them, and what is trained at each scale.
+"""Tables 1 to 4: the paper's rows with its numbers, and what is trained at each scale.
 
-`full` is the paper's own: wide ResNets, its epochs, its trials. `lite` (lite.py) is 30 epochs of one cycle in batches
-of 256, with ResNet-18 in place of WRN-32/34-10 and WRN-34-10 in place of WRN-58-10: every comparison within a table is
-kept, its level is not. Both hold out 1,000 training images (the paper none), and report the last epoch, as it does.
+`full` is the paper's setting: wide ResNets, its epochs, its number of seeds. `lite` (`scales`) is 30 epochs of one
+cycle in batches of 256, with ResNet-18 for WRN-32/34-10 and WRN-34-10 for WRN-58-10: it keeps every comparison within a
+table, but not the level of accuracy. Both hold out 1,000 training images (the paper none) and report the last epoch,
+like the paper.
 """
 
 from __future__ import annotations
@@ -17,16 +18,17 @@ from sparring.schedules import constant
 from sparring.training.config import Config, with_objective
 
 AUTOATTACK = 1000  # images
-WIDE = constant(16 / 255)  # authors' code: 0.062
+WIDE = constant(16 / 255)  # the authors' code has 0.062
 LITE = (
-    f"ResNet-18 for WRN-32/34-10, WRN-34-10 for WRN-58-10; {TABLE_EPOCHS} epochs of {CYCLE}; tau by the paper's shares"
+    f"ResNet-18 for WRN-32/34-10, WRN-34-10 for WRN-58-10; {TABLE_EPOCHS} epochs of {CYCLE}; tau at the paper's "
+    "fractions of training"
 )
 
 FIVE = {"Natural": "natural", "FGSM": "fgsm", "PGD-20": "pgd20", "C&W": "cw30", "PGD-100": "pgd100"}
 FOUR = {name: FIVE[name] for name in ("Natural", "FGSM", "PGD-20", "C&W")}
 WITH_AUTOATTACK = {"AutoAttack": "autoattack"}
 
-# CAT gives PGD one more step after `patience` epochs without progress: in 30 epochs it gets far only at 1.
+# CAT adds a PGD step after `patience` epochs without progress; in 30 epochs it adds enough of them only at 1.
 CAT_LITE = with_objective(cifar10.CAT, patience=1)
 TRADES_1 = with_objective(cifar10.TRADES, beta=1.0)
 FAT_FOR_TRADES_1 = with_objective(cifar10.FAT_FOR_TRADES, beta=1.0)
@@ -38,7 +40,7 @@ def wide(config: Config) -> Config:
 
 
 def scales(config: Config, model: str, short: Config | None = None) -> dict[Scale, Config | None]:
-    """The paper's network and length, and the short version."""
+    """A row's configurations: the paper's network and epochs, and the lite version."""
     smaller = "wrn-34-10" if model == "wrn-58-10" else "resnet18"
     return {
         "full": replace(config, model=model),
@@ -52,14 +54,14 @@ def _row(name: str, label: str, config: Config, model: str, measure: Measure, li
 
 
 def _larger(model: str, method: str, label: str, config: Config, measure: Measure, line: str) -> Row:
-    """A row of a table that has two networks."""
+    """A row of a table with two networks; the name says if it is the larger one."""
     if model == "wrn-58-10":
         return _row(f"{method}-larger", f"{label}, larger", config, model, measure, line)
     return _row(method, label, config, model, measure, line)
 
 
 def _against(baselines: Mapping[str, str], rows: Iterable[Row]) -> tuple[Row, ...]:
-    """The rows, each with the one that the paper holds it against."""
+    """The rows, each with its baseline."""
     return tuple(replace(row, against=baselines.get(row.name, "")) for row in rows)
 
 
@@ -70,7 +72,7 @@ TABLE1 = Item(
     name="table1",
     where="Table 1",
     title="FAT against Madry, CAT and DAT (WRN-32-10, CIFAR-10)",
-    see="FAT has the highest natural accuracy; trained at 16/255 it is also the most robust.",
+    claim="FAT has the highest natural accuracy; trained at 16/255 it is also the most robust.",
     kind="table",
     rows=_against(
         {"fat-8": "madry", "fat-16": "madry"},
@@ -106,9 +108,9 @@ TABLE1 = Item(
     lite=f"{LITE}; CAT with a patience of 1",
     columns=FIVE | WITH_AUTOATTACK,
     trials=5,
-    note="The paper takes Madry, CAT and DAT from DAT's paper. By peers on ResNet-18, longer schedules: adversarial "
+    note="The paper takes Madry, CAT and DAT from DAT's paper. Others, on ResNet-18 with longer schedules: adversarial "
     "training 82.57 natural, 51.28 PGD-20, 49.66 C&W, 48.67 AutoAttack; on WRN-34-10 52.68 AutoAttack. GAIRAT's "
-    "authors trained FAT on WRN-32-10 again: 89.16 natural and 51.24 PGD-20 at its best epoch, 88.18 and 46.79 at its "
+    "authors retrained FAT on WRN-32-10: 89.16 natural and 51.24 PGD-20 at its best epoch, 88.18 and 46.79 at its "
     "last.",
 )
 
@@ -116,8 +118,8 @@ TABLE2 = Item(
     name="table2",
     where="Table 2",
     title="FAT for TRADES against TRADES (WRN-34-10, CIFAR-10)",
-    see="At the same beta (6 unless said) FAT for TRADES at 8/255 is more accurate than TRADES and about as robust; at "
-    "16/255 it is about as accurate and more robust.",
+    claim="At the same beta (6 unless noted) FAT for TRADES at 8/255 is more accurate than TRADES and about as robust; "
+    "at 16/255 it is about as accurate and more robust.",
     kind="table",
     rows=_against(
         {"fat-trades-1": "trades-1", "fat-trades-8": "trades", "fat-trades-16": "trades"},
@@ -153,10 +155,9 @@ TABLE2 = Item(
     lite=LITE,
     columns=FIVE | WITH_AUTOATTACK,
     trials=3,
-    note="The paper takes TRADES from its own paper. By peers on ResNet-18, longer schedules: TRADES 80.86 natural, "
+    note="The paper takes TRADES from its own paper. Others, on ResNet-18 with longer schedules: TRADES 80.86 natural, "
     "51.23 PGD-20, 48.18 C&W, 49.45 AutoAttack; on WRN-34-10 53.08 AutoAttack. RobustBench lists the released FAT for "
-    "TRADES (WRN-34-10, 16/255) at "
-    "84.52 natural, 53.51 AutoAttack.",
+    "TRADES (WRN-34-10, 16/255) at 84.52 natural, 53.51 AutoAttack.",
 )
 
 _TABLE3_ROWS = {
@@ -175,7 +176,7 @@ TABLE3 = Item(
     name="table3",
     where="Table 3 (App. H.2)",
     title="The models of Table 2 attacked from a random start, and a larger network (WRN-58-10)",
-    see="As Table 2; the larger network gains in both accuracies.",
+    claim="As in Table 2; the larger network gains in both accuracies.",
     kind="table",
     rows=_against(
         {"fat-trades-8": "trades", "fat-trades-16": "trades"},
@@ -206,7 +207,7 @@ TABLE4 = Item(
     name="table4",
     where="Table 4 (App. H.3)",
     title="FAT for MART against MART (WRN-34-10, WRN-58-10, CIFAR-10)",
-    see="FAT for MART is more accurate; at 16/255 it also withstands PGD-20 better, but not C&W.",
+    claim="FAT for MART is more accurate; at 16/255 it is also more robust under PGD-20, but not under C&W.",
     kind="table",
     rows=_against(
         {"fat-mart-8": "mart", "fat-mart-16": "mart"},
@@ -215,8 +216,8 @@ TABLE4 = Item(
     lite=LITE,
     columns=FOUR | WITH_AUTOATTACK,
     trials=3,
-    note="The paper evaluates the released model of MART. By peers on ResNet-18, longer schedules: MART 78.59 natural, "
-    "54.87 PGD-20, 49.14 C&W, 47.51 AutoAttack; on WRN-34-10 51.89 AutoAttack.",
+    note="The paper evaluates the released model of MART. Others, on ResNet-18 with longer schedules: MART 78.59 "
+    "natural, 54.87 PGD-20, 49.14 C&W, 47.51 AutoAttack; on WRN-34-10 51.89 AutoAttack.",
 )
 
 TABLES = (TABLE1, TABLE2, TABLE3, TABLE4)
