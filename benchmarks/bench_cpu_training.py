@@ -15,12 +15,13 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from sparring.config import model_facts
 
-from sparring import recipes, runs, train
+from sparring import recipes
 from sparring.attacks import friendly_pgd
 from sparring.data import batches, count_batches, hold_out, load
 from sparring.seeds import generator
+from sparring.training import loop, run_folder
+from sparring.training.config import model_facts
 
 CPU, TURNS = torch.device("cpu"), 7
 
@@ -33,14 +34,14 @@ def main() -> None:
     steps = count_batches(len(training), config.batch_size)
 
     def ours() -> float:
-        state = train.begin(config, model_facts(config, data), CPU)
-        engine = train.engine_for(config, state, data, CPU, "auto")
+        state = loop.begin(config, model_facts(config, data), CPU)
+        engine = loop.engine_for(config, state, data, CPU, "auto")
         began = time.perf_counter()
-        train.one_epoch(state, config, engine, training, steps, [], lambda: None, None, lambda: False)
+        loop.one_epoch(state, config, engine, training, steps, [], lambda: None, None, lambda: False)
         return time.perf_counter() - began
 
     def bare() -> float:
-        state = train.begin(config, model_facts(config, data), CPU)
+        state = loop.begin(config, model_facts(config, data), CPU)
         model, optimizer = state.model.train(), state.optimizer
         began = time.perf_counter()
         for step, (x, y) in enumerate(batches(training, config.batch_size, seed=0, epoch=1)):
@@ -60,7 +61,7 @@ def main() -> None:
         "median_ratio": statistics.median(ratios),
         "ratios": ratios,
         "n": TURNS,
-        **runs.environment(CPU),
+        **run_folder.environment(CPU),
         "command": "python benchmarks/bench_cpu_training.py",
     }
     print(f"the package takes {found['median_ratio']:.3f} of the bare loop's time", end=" ")

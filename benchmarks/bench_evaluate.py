@@ -24,15 +24,15 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from pyautoattack import AutoAttack
-from sparring.attacks.setting import quiet
-from sparring.evaluation.climb import climb
-from sparring.evaluation.fast import frozen, gradient_model
 from torch import Tensor, nn
 
 from sparring import data, models
 from sparring.attacks import pgd
+from sparring.attacks.checks import quiet
 from sparring.evaluation import PROTOCOLS, evaluate
+from sparring.evaluation.gradient_model import frozen, gradient_model
 from sparring.evaluation.protocols import find, plan
+from sparring.evaluation.starts import climb
 from sparring.weights import load_model
 
 

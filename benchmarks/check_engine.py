@@ -15,11 +15,11 @@ import sys
 import time
 
 import torch
-from sparring.engine.fold import fold
-from sparring.engine.replay import Replayed
 
 from sparring.attacks import friendly_pgd
 from sparring.engine import PlainUpdate, prepare
+from sparring.engine.attack.folded import fold
+from sparring.engine.attack.replay import Replayed
 from sparring.models import build
 from sparring.objectives import OBJECTIVES
 

@@ -14,13 +14,14 @@ import json
 from pathlib import Path
 
 import torch
-from sparring.recipes.paper.figures import TAU
 from torch.nn import functional as F
 
-from sparring import models, runs
+from sparring import models
 from sparring.attacks import pgd
 from sparring.data import batches, load
+from sparring.paper.specs.figures import TAU
 from sparring.seeds import generator
+from sparring.training import run_folder
 
 
 def course(seed: int, updates: int, lr: float) -> list[dict[str, float]]:
@@ -56,7 +57,7 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=40)
     parser.add_argument("--lr", type=float, default=0.1)
     given = parser.parse_args()
-    found = {**runs.environment(torch.device("cpu")), "lr": given.lr, "seeds": {}}
+    found = {**run_folder.environment(torch.device("cpu")), "lr": given.lr, "seeds": {}}
     for seed in given.seeds:
         found["seeds"][seed] = course(seed, given.updates, given.lr)
         given.out.write_text(json.dumps(found))

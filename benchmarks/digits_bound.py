@@ -15,10 +15,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from sparring.train import train
 
-from sparring import bound, recipes, runs
+from sparring import recipes
 from sparring.data import load
+from sparring.paper import bound
+from sparring.training import run_folder
+from sparring.training.loop import train
 
 NAMES = ("standard-digits", "madry-digits", "fat-digits")
 SEEDS = range(3)
@@ -26,7 +28,7 @@ SEEDS = range(3)
 
 def main(out: Path) -> None:
     data = load("digits")
-    found: dict[str, object] = {**runs.environment(torch.device("cpu"))}
+    found: dict[str, object] = {**run_folder.environment(torch.device("cpu"))}
     found["command"] = f"python benchmarks/digits_bound.py {out}"
     for name in NAMES:
         config = recipes.find(name).config

@@ -18,18 +18,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from sparring.train import train
 
-from sparring import recipes, runs
+from sparring import recipes
 from sparring.data import load
 from sparring.evaluation import evaluate
+from sparring.training import run_folder
+from sparring.training.loop import train
 
 SEEDS = range(3)
 
 
 def main(out: Path, names: list[str]) -> None:
     data = load("digits")
-    found: dict[str, object] = {"n": len(data.test), **runs.environment(torch.device("cpu"))}
+    found: dict[str, object] = {"n": len(data.test), **run_folder.environment(torch.device("cpu"))}
     found["command"] = " ".join(["python benchmarks/digits_recipes.py", str(out), *names])
     for recipe in recipes.RECIPES.values():
         if recipe.config.data != "digits" or (names and recipe.name not in names):
@@ -41,7 +42,7 @@ def main(out: Path, names: list[str]) -> None:
                 began = time.perf_counter()
                 model = train(config, Path(folder) / "run", data=data, tensorboard=False)
                 seconds = time.perf_counter() - began
-                metrics = runs.read_metrics(Path(folder) / "run")
+                metrics = run_folder.read_metrics(Path(folder) / "run")
             result = evaluate(model, data.test.x, data.test.y, "mart", eps=config.validation_eps, doubts=False)
             accuracies = {record.name: record.accuracy for record in result}
             backprops = sum(record["backprops"] for record in metrics) / len(metrics)

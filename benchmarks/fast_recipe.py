@@ -19,16 +19,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from sparring.config import to_json
-from sparring.train import _HOLD_OUT, train, validate
 
-from sparring import runs
 from sparring.data import hold_out, load
 from sparring.evaluation import evaluate
 from sparring.models import build
 from sparring.recipes import cifar10
 from sparring.schedules import parse
 from sparring.seeds import derive_seed
+from sparring.training import run_folder
+from sparring.training.config import to_json
+from sparring.training.loop import _HOLD_OUT, train, validate
 
 DEVICE = torch.device("cuda")
 HELD = 4000
@@ -93,7 +93,7 @@ class Clock:
 
 def judge(folder: Path, data, config) -> dict:
     """Natural and PGD-10 accuracy on the held-out images: of the average, and of the last weights."""
-    last = runs.open_run(folder).last(DEVICE)
+    last = run_folder.open_run(folder).last(DEVICE)
     _, held = hold_out(data.train, config.validation, seed=derive_seed(config.seed, _HOLD_OUT))
     found = {}
     for part in ("model", "live"):
@@ -109,7 +109,7 @@ def judge(folder: Path, data, config) -> dict:
 def trials(out: Path, names: list[str]) -> None:
     data = load("cifar10")
     configs = {name: replace(CANDIDATES[name], validation=HELD) for name in names or CANDIDATES}
-    found = {"n": HELD, **runs.environment(DEVICE)}
+    found = {"n": HELD, **run_folder.environment(DEVICE)}
     for name, config in configs.items():
         watch, folder = Clock(name), RUNS / "trials" / name
         train(config, folder, device=DEVICE, data=data, tensorboard=False, overwrite=True, watch=watch)
@@ -136,12 +136,12 @@ def final(out: Path, given: argparse.Namespace) -> None:
     config = replace(config, ema=0.0 if given.no_average else given.ema or config.ema)
     if given.lr:
         config = replace(config, lr=parse(given.lr))
-    found = {"candidate": name, "config": to_json(config), **runs.environment(DEVICE), "seeds": {}}
+    found = {"candidate": name, "config": to_json(config), **run_folder.environment(DEVICE), "seeds": {}}
 
     def measure(seed: int, watch: Clock, model) -> None:
         result = evaluate(model, data.test.x, data.test.y, "dat", precision="bf16", doubts=False)
         row = {record.name: record.accuracy for record in result}
-        metrics = runs.read_metrics(RUNS / "final" / str(seed))
+        metrics = run_folder.read_metrics(RUNS / "final" / str(seed))
         start = watch.first - watch.began
         found["seeds"][seed] = {
             "seconds": watch.seconds,

@@ -23,14 +23,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from sparring.config import Config
-from sparring.train import train
 
-from sparring import runs
 from sparring.data import Dataset, load
 from sparring.evaluation import evaluate
-from sparring.recipes import quickstart
+from sparring.recipes import digits
 from sparring.schedules import constant, parse
+from sparring.training import run_folder
+from sparring.training.config import Config
+from sparring.training.loop import train
 
 CPU = torch.device("cpu")
 Contenders = dict[str, dict[str, Any]]  # name -> the objective and the attack's settings that it changes
@@ -74,7 +74,7 @@ def trial(config: Config, data: Dataset) -> dict[str, Any]:
         began = time.perf_counter()
         model = train(config, Path(folder) / "run", data=data, device=CPU, tensorboard=False)
         seconds = time.perf_counter() - began
-        epochs = runs.read_metrics(Path(folder) / "run")
+        epochs = run_folder.read_metrics(Path(folder) / "run")
     result = evaluate(model, data.test.x, data.test.y, "mart", eps=config.validation_eps, doubts=False)
     return {
         "seconds": seconds,
@@ -89,12 +89,12 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--question", choices=[*QUESTIONS], required=True)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--epochs", type=int, default=quickstart.FAT.epochs)
+    parser.add_argument("--epochs", type=int, default=digits.FAT.epochs)
     given = parser.parse_args()
-    data, config = load("digits"), replace(quickstart.FAT, epochs=given.epochs)
+    data, config = load("digits"), replace(digits.FAT, epochs=given.epochs)
     found: dict[str, Any] = json.loads(given.out.read_text()) if given.out.exists() else {"contenders": {}}
     command = " ".join(["python benchmarks/friendly_search.py", *sys.argv[1:]])
-    found |= {"n": len(data.test), **runs.environment(CPU), "command": command, "epochs": config.epochs}
+    found |= {"n": len(data.test), **run_folder.environment(CPU), "command": command, "epochs": config.epochs}
     for seed in range(given.seeds):  # every contender once before any twice
         for name, own in QUESTIONS[given.question].items():
             trials = found["contenders"].setdefault(name, {})

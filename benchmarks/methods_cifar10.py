@@ -27,18 +27,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from sparring.config import Config, to_json
-from sparring.recipes.paper.lite import one_cycle
-from sparring.train import Interrupted, train
 
-from sparring import runs
 from sparring.cli.train import stopping
 from sparring.data import Dataset, load
 from sparring.errors import UserError
 from sparring.evaluation import evaluate
 from sparring.evaluation.protocols import dat
+from sparring.paper.specs.scales import one_cycle
 from sparring.recipes import cifar10 as r
 from sparring.schedules import constant
+from sparring.training import run_folder
+from sparring.training.config import Config, to_json
+from sparring.training.loop import Interrupted, train
 
 RESULTS = Path("results/methods/h200.json")
 AA_IMAGES = 1000
@@ -119,7 +119,7 @@ def work(given: argparse.Namespace, stop: Callable[[], bool]) -> bool:
         if name in known:
             continue
         try:
-            with runs.claimed(given.runs / f"{name}.claim"):
+            with run_folder.claimed(given.runs / f"{name}.claim"):
                 if not result_of(given.runs, name).exists():
                     one(name, given, data, stop)
         except UserError:
@@ -149,7 +149,7 @@ def one(name: str, given: argparse.Namespace, data: Dataset, stop: Callable[[], 
     began = time.perf_counter()
     shared: dict[str, Any] = {"precision": "bf16", "doubts": False, "store": folder / "verdicts"}
     found = evaluate(model, data.test.x, data.test.y, QUICK_DAT, **shared)
-    metrics = runs.read_metrics(folder)
+    metrics = run_folder.read_metrics(folder)
     row = {
         "config": to_json(config),
         "n": len(data.test),
@@ -162,7 +162,7 @@ def one(name: str, given: argparse.Namespace, data: Dataset, stop: Callable[[], 
     if name in METHODS:
         attacked = evaluate(model, data.test.x, data.test.y, "autoattack", limit=AA_IMAGES, **shared)["autoattack"]
         row["autoattack"] = {"accuracy": attacked.accuracy, "n": AA_IMAGES, "eps": attacked.eps}
-    row |= runs.environment(torch.device(given.device))
+    row |= run_folder.environment(torch.device(given.device))
     partial = result_of(given.runs, name).with_suffix(".part")
     partial.write_text(json.dumps(row))
     partial.rename(result_of(given.runs, name))

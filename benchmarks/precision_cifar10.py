@@ -22,15 +22,15 @@ from typing import Any
 
 import torch
 from methods_cifar10 import Say
-from sparring.config import to_json
-from sparring.train import Interrupted, train
 
-from sparring import runs
 from sparring.cli.train import stopping
 from sparring.data import Dataset, load
 from sparring.evaluation import evaluate
 from sparring.recipes import cifar10
 from sparring.schedules import parse
+from sparring.training import run_folder
+from sparring.training.config import to_json
+from sparring.training.loop import Interrupted, train
 from sparring.weights import load_model
 
 CONFIG = replace(
@@ -48,7 +48,7 @@ def measure(name: str, model: torch.nn.Module, data: Dataset, given: argparse.Na
     result = evaluate(model, data.test.x, data.test.y, "dat", precision="bf16", doubts=False)
     found = json.loads(given.out.read_text()) if given.out.exists() else {"n": len(data.test), "runs": {}}
     accuracies = {record.name: record.accuracy for record in result}
-    found["runs"][name] = {**facts, **runs.environment(torch.device(given.device)), "dat": accuracies}
+    found["runs"][name] = {**facts, **run_folder.environment(torch.device(given.device)), "dat": accuracies}
     found["runs"][name]["natural_in_other_ways"] = in_other_ways(model, data)
     given.out.write_text(json.dumps(found, indent=1))
     print(name, {attack: f"{100 * accuracy:.2f}" for attack, accuracy in accuracies.items()}, flush=True)
@@ -108,7 +108,7 @@ def main() -> None:
                 model = train(config, folder, watch=watch, stop=over, **same)
         except Interrupted as stopped:
             sys.exit(f"{folder.name}: {stopped}")
-        metrics = runs.read_metrics(folder)
+        metrics = run_folder.read_metrics(folder)
         facts = {
             "config": to_json(config),
             "engine": engine,

@@ -18,11 +18,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from sparring.train import train
 
-from sparring import recipes, runs
+from sparring import recipes
 from sparring.attacks import pgd
 from sparring.data import load
+from sparring.training import run_folder
+from sparring.training.loop import train
 
 CPU = torch.device("cpu")
 
@@ -49,7 +50,7 @@ def main(out: Path, first: int, last: int) -> None:
     for seed in range(first, last):
         if str(seed) not in rows:
             rows[str(seed)] = {precision: measured(seed, precision) for precision in ("fp32", "bf16")}
-        found = {"n": 450, "rows": rows, "means": means(rows), **runs.environment(CPU)}
+        found = {"n": 450, "rows": rows, "means": means(rows), **run_folder.environment(CPU)}
         found["command"] = f"python benchmarks/precision_digits.py OUT.json {first} {last}"
         out.write_text(json.dumps(found) + "\n")
         print(seed, rows[str(seed)], flush=True)
