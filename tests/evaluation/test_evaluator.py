@@ -128,7 +128,7 @@ def test_restarts_can_only_break_more(trained):
 
 def test_bf16_gradients_and_fp32_verdicts(trained, monkeypatch):
     judged = []
-    real, kept = measuring.is_correct, judged.append
+    real = measuring.is_correct
     monkeypatch.setattr(
         measuring, "is_correct", lambda model, x, y: judged.append((model, x.dtype)) or real(model, x, y)
     )
