@@ -135,7 +135,7 @@ def pgd_loop(
         if kicks is not None:
             here = here + kicks[rows]
         here = ball.project(here, natural, eps) if project else here.clamp(0.0, 1.0)
-        x_adv[rows] = here
+        x_adv = here if len(rows) == len(x) else x_adv.index_copy(0, rows, here)  # not in place: a hook may hold it
         backprops[rows] += 1
     return Found(x_adv.detach(), backprops)
 
