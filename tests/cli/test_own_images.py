@@ -34,11 +34,11 @@ def test_resuming_on_changed_images_is_refused(sparring, own):
     shutil.copytree(own / "mine", own / "kept")
     (next((own / "mine" / "digit 3").iterdir())).unlink()
     refused = sparring("train", "--out", "run", "--resume")
-    refused.user_error("the training images of folder:mine are not those")
+    refused.user_error("the training images of folder:mine differ from those")
     shutil.rmtree(own / "mine")
     shutil.copytree(own / "kept", own / "mine")
     (own / "mine" / "digit 3").rename(own / "mine" / "digit z")  # the labels mean other classes
-    sparring("train", "--out", "run", "--resume").user_error("are not those")
+    sparring("train", "--out", "run", "--resume").user_error("differ from those")
     shutil.rmtree(own / "mine")
     shutil.copytree(own / "kept", own / "mine")
     assert sparring("train", "--out", "run", "--resume").code == 0

@@ -55,5 +55,6 @@ def test_the_list_says_how_the_expected_accuracies_were_measured(sparring, monke
 
 
 def test_unknown_recipes_are_user_errors(sparring):
-    sparring("recipes", "fat-cifar").user_error("unknown recipe 'fat-cifar'", "Did you mean", "Known: ates-cifar10-resnet18")
+    said = sparring("recipes", "fat-cifar")
+    said.user_error("unknown recipe 'fat-cifar'", "Did you mean", "Known: ates-cifar10-resnet18")
     sparring("recipes", "fat-digits", "madry-digits").user_error("madry-digits")

@@ -117,7 +117,8 @@ def test_user_errors(sparring, tmp_path):
     sparring("report", "odd").user_error("neither a run nor results")
     (tmp_path / "results" / "table-tiny" / "limit20").mkdir(parents=True)
     sparring("report", "table-tiny").user_error("table-tiny does not exist", "sparring report results/table-tiny")
-    sparring("report", "results/table-tiny").user_error("only results on fewer images (limit20)", "reproduce table-tiny.")
+    fewer = sparring("report", "results/table-tiny")
+    fewer.user_error("only results on fewer images (limit20)", "reproduce table-tiny.")
     sparring("report", "results", "--strips", -1).user_error("--strips")
     sparring("report", "results", "--out", tmp_path).user_error("is a folder", "report.html")
 

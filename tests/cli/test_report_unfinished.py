@@ -66,7 +66,7 @@ def test_damaged_runs_are_left_out_with_the_reason(sparring, finished, tmp_path)
     (tmp_path / "all" / "bytes" / "metrics.jsonl").write_bytes(b"[]\n\xff\xfe\n")
     said = sparring("report", "all", "--strips", 0)
     assert said.code == 0 and said.out.count("Left out: ") == 5 and "<h1>good</h1>" in page()[0]
-    text = "all/cut/metrics.jsonl is damaged: of 2 epochs each should have a record, and there are 1."
+    text = "all/cut/metrics.jsonl is damaged: of 2 epochs each should have a record, there are 1."
     assert text in page()[1].text
     assert "all/empty/metrics.jsonl is damaged" in said.out and "all/torn/config.json is damaged" in said.out
     sparring("report", "all/torn").user_error("is damaged")
@@ -99,5 +99,5 @@ def test_records_may_be_ahead_of_the_checkpoint(finished, tmp_path):
     """After a kill between the two, or if epochs are too short for a checkpoint each."""
     run = shutil.copytree(finished, tmp_path / "run")
     records = run_folder.read_metrics(run)
-    run_folder.Run(run, run_folder.open_run(run).config, "").record({**records[-1], "epoch": 3})
+    run_folder.RunFolder(run, run_folder.open_run(run).config, "").record({**records[-1], "epoch": 3})
     assert len(run_folder.whole_history(run)) == 3

@@ -28,7 +28,7 @@ def test_a_network_changed_under_a_run(sparring, tmp_path):
     (folder / run_folder.CONFIG).write_text(
         text.replace('"tiny_cnn"', '"small_cnn"').replace('"epochs": 2', '"epochs": 3')
     )
-    sparring("train", "--out", folder, "--resume").user_error("of another network than config.json says")
+    sparring("train", "--out", folder, "--resume").user_error("holds another network than config.json")
 
 
 def test_of_two_folders_the_last_one_counts(sparring, finished, tmp_path):

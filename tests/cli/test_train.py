@@ -151,7 +151,7 @@ def test_a_run_is_kept_unless_it_is_given_up(sparring, finished, tmp_path):
 def test_resuming_with_another_length_is_refused_and_not_called_finished(sparring, finished, tmp_path):
     folder = Path(shutil.copytree(finished, tmp_path / "run"))
     said = sparring("train", "--out", folder, "--resume", "--epochs", "1")
-    said.user_error("was begun with another configuration")
+    said.user_error("was started with another configuration")
     assert "finished already" not in said.out
 
 

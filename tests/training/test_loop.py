@@ -200,7 +200,7 @@ def test_resuming_with_another_configuration_is_refused(tmp_path, small):
     loop.train(replace(small, epochs=1), tmp_path / "run", tensorboard=False)
     with pytest.raises(UserError, match=r"another configuration \(epochs 1 -> 3; seed 0 -> 2\)"):
         loop.train(replace(small, seed=2), tmp_path / "run", resume=True)
-    with pytest.raises(UserError, match="A longer run is another one, for schedules follow its length: --out"):
+    with pytest.raises(UserError, match="A longer run is another run, as schedules follow its length: --out"):
         loop.train(small, tmp_path / "run", resume=True)
 
 

@@ -103,7 +103,7 @@ def test_a_run_whose_records_were_damaged_does_not_go_on_as_another(tmp_path, sm
         loop.train(config, tmp_path / "run", stop=lambda: len(run_folder.read_metrics(tmp_path / "run")) == 3)
     records = tmp_path / "run" / run_folder.METRICS
     records.write_text(records.read_text().splitlines(keepends=True)[0])
-    with pytest.raises(UserError, match="of 3 epochs each should have a record, and there are 1"):
+    with pytest.raises(UserError, match="of 3 epochs each should have a record, there are 1"):
         loop.train(config, tmp_path / "run", resume=True)
     assert (
         len(run_folder.read_metrics(tmp_path / "run")) == len(run_folder.read_environment(tmp_path / "run")) == 1

@@ -87,7 +87,7 @@ with run_folder.claimed(Path(sys.argv[1])):
     other = subprocess.Popen([sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE, text=True)
     try:
         assert other.stdout is not None and other.stdout.readline() == "mine\n"
-        with pytest.raises(UserError, match="is being trained by another process"):
+        with pytest.raises(UserError, match="is in use by another training process"):
             loop.train(small, folder, tensorboard=False)
     finally:
         other.kill()

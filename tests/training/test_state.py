@@ -47,7 +47,7 @@ def test_a_checkpoint_is_of_its_moment_and_the_run_goes_on_meanwhile(tmp_path, s
         assert go.wait(60)
         really(self, *file)
 
-    monkeypatch.setattr(run_folder.Run, "save", slow)
+    monkeypatch.setattr(run_folder.RunFolder, "save", slow)
     before = {name: tensor.clone() for name, tensor in state.model.state_dict().items()}
     with Saver(run, state, facts, None) as saver:
         saver.save()  # returns though nothing is written yet
@@ -72,7 +72,7 @@ def test_what_cannot_be_written_is_said_and_tried_again(tmp_path, small, monkeyp
             raise UserError("the disk is full.")
         really(self, *file)
 
-    monkeypatch.setattr(run_folder.Run, "save", full)
+    monkeypatch.setattr(run_folder.RunFolder, "save", full)
     with pytest.raises(UserError, match="full"), Saver(run, state, facts, None) as saver:
         saver.save()
     assert saver.writer._shutdown and not any(thread.is_alive() for thread in saver.writer._threads)
@@ -121,7 +121,7 @@ def test_the_last_checkpoint_is_tried_again_at_the_end(tmp_path, small, monkeypa
             raise UserError("the disk is full.")
         really(self, *file)
 
-    monkeypatch.setattr(run_folder.Run, "save", full_once)
+    monkeypatch.setattr(run_folder.RunFolder, "save", full_once)
     with Saver(run_folder.create(tmp_path / "run", small, ""), state, facts, None) as saver:
         state.step = 7
         saver.save()
@@ -142,7 +142,7 @@ def test_what_is_tried_again_is_what_was_handed_over_last(tmp_path, small, monke
             raise UserError("the disk is full.")
         really(self, *file)
 
-    monkeypatch.setattr(run_folder.Run, "save", full_twice)
+    monkeypatch.setattr(run_folder.RunFolder, "save", full_twice)
     with Saver(run_folder.create(tmp_path / "run", small, ""), state, facts, None) as saver:
         for state.step in (1, 2, 3):
             saver.save()

@@ -229,7 +229,7 @@ def _refuse_what_is_ignored(argv: list[str], kind: type[Any]) -> None:
             raise UserError(f"{kind.name} does not read {flag[0]} (who does: {who}). Leave it out.")
 
 
-def _to_resume(argv: list[str]) -> run_folder.Run:
+def _to_resume(argv: list[str]) -> run_folder.RunFolder:
     """The run that a command line without a recipe means."""
     out = _value_of("--out", argv)
     if "--resume" in argv and out is not None:
@@ -344,7 +344,7 @@ def _summary(folder: Path) -> None:
     print(f"Now measure it on test data: {shlex.join(words)}")
 
 
-def _expected_by(run: run_folder.Run) -> list[str]:
+def _expected_by(run: run_folder.RunFolder) -> list[str]:
     """The protocol of the recipe's expectation, on whose data the run was trained: the numbers shall compare."""
     known = recipes.RECIPES.get(run.recipe)
     if known is None or known.config.data != run.config.data:

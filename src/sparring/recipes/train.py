@@ -36,7 +36,7 @@ def train(
         out: the run folder. A run that is there is continued with `resume` and replaced with `overwrite`.
         device: "auto" is CUDA where it is, else the CPU.
         engine: "auto" takes captured graphs where CUDA is; "plain" is the reference.
-        tracker: is told of every step and epoch.
+        tracker: called at every step and epoch.
         changes: fields of `Config` to replace, e.g. `epochs=30, seed=3, objective=FAT(tau=2)`.
     """
     name = recipe if isinstance(recipe, str) else ""

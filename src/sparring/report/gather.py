@@ -69,7 +69,7 @@ def methods(folder: Path, name: str = "") -> list[Method]:
 
 
 def _method(
-    run: run_folder.Run, history: Sequence[Mapping[str, Any]], name: str, measured: str, numbers: _Numbers
+    run: run_folder.RunFolder, history: Sequence[Mapping[str, Any]], name: str, measured: str, numbers: _Numbers
 ) -> Method:
     """A row. Its cost is that of the epochs before the evaluation: training may have continued afterwards."""
     spent = history[: numbers.epochs]

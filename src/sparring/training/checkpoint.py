@@ -1,8 +1,8 @@
 """Checkpoints: tensors and facts in one safetensors file, written whole or not at all.
 
-The file holds numbers and JSON, so that loading it can run nothing. A save goes to a temporary file beside the target,
+The file holds numbers and JSON: loading it runs no code. A save goes to a temporary file beside the target,
 is flushed to the disk and then renamed over it: after a crash, a kill or a full disk the old file is still whole. A
-checksum of all tensors tells a damaged file from a good one. This module knows no model and no optimiser.
+checksum of all tensors detects damage. This module knows no model and no optimiser.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def save(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) ->
 
 
 def load(path: Path, *, device: torch.device | str = "cpu") -> Checkpoint:
-    """Read a checkpoint and check that it is whole."""
+    """Read a checkpoint and verify its checksum."""
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
             metadata = file.metadata() or {}
@@ -66,7 +66,7 @@ def load(path: Path, *, device: torch.device | str = "cpu") -> Checkpoint:
 
 
 def read_facts(path: Path) -> dict[str, Any]:
-    """The facts of a checkpoint alone, without reading its tensors; empty where there is no checkpoint."""
+    """The facts of a checkpoint, without reading its tensors; empty where there is no checkpoint."""
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
             return dict(json.loads((file.metadata() or {}).get(_FACTS, "{}")))
@@ -84,13 +84,13 @@ def write_text(path: Path, text: str) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path`; what was written there takes its place at the end, or never."""
+    """A temporary path beside `path`, renamed over it at the end of the block unless the block fails."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         yield temporary
         _flush(temporary)
         temporary.replace(path)
-        with suppress(OSError):  # some file systems cannot do that to a folder
+        with suppress(OSError):  # some file systems cannot sync a folder
             _flush(path.parent)
     except OSError as error:
         raise UserError(f"cannot write {path}: {_reason(error)} What was there before is untouched.") from None
@@ -100,7 +100,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def _flush(path: Path) -> None:
-    """Wait until the disk has it: a rename that overtakes its data would leave an empty file after a power cut."""
+    """Wait until the file is on the disk: a rename that overtakes its data leaves an empty file after a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

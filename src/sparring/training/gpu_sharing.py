@@ -1,8 +1,7 @@
-"""Several processes side by side on one GPU: one run leaves it partly idle, and the paper reports medians over trials.
+"""Several runs side by side on one GPU: a single run leaves it partly idle, and the paper reports medians over trials.
 
 Under NVIDIA's MPS, where it is installed, their kernels run at the same time; without it they take turns. Threads of
-one process gained less (docs/performance.md). A run does not know that it has company: but for rounding, what it
-computes is what it would compute alone.
+one process gained less. Up to rounding, a run computes what it would compute alone.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ _LOOK = 0.1  # seconds between two looks at the processes
 
 
 def _silent(line: str) -> None:
-    """Nobody is told."""
+    """Print nothing."""
 
 
 def fair_share(count: int) -> int:
-    """Per cent of a GPU's multiprocessors for each of so many runs: two of them to each multiprocessor.
+    """Per cent of a GPU's multiprocessors for each of `count` runs: two runs share each multiprocessor.
 
-    With all of them for everybody, kernels of few images that could run side by side wait for each other; with one run
-    to each, they leave idle what the others could use (measured: docs/performance.md).
+    With all multiprocessors for every run, small kernels that could run side by side wait for each other; with one run
+    to each, they leave idle what others could use (results/engine/gpu-shares-h200.json).
     """
     return min(100, max(1, 200 // count))
 
@@ -49,24 +48,24 @@ def run_together(
     stop: Callable[[], bool] = lambda: False,
     tell: Callable[[str], None] = _silent,
 ) -> bool:
-    """Run the commands at the same time until all have ended; whether they were left to.
+    """Run commands side by side until all have ended; returns False where `stop` ended them.
 
-    Once `stop` says so they are asked to stop (SIGTERM, on which `sparring` saves its place), and awaited.
+    Once `stop` returns True they get SIGTERM, on which `sparring` saves its place, and are awaited.
 
     Args:
         share: per cent of the GPU's multiprocessors that each may use, under MPS; `fair_share` unless given.
-        tell: is given every line they print, from threads.
+        tell: called with every line they print, from threads.
 
     Raises:
         RunFailed, UserError: one of them failed (UserError where it ended with 2); the others were asked to stop. The
             message is the last line it complained with.
-        BrokenPipeError: `tell` raised it; all have stopped, because nobody read on.
+        BrokenPipeError: raised by `tell`; all have stopped.
     """
     with one_gpu(device) as shared, tempfile.TemporaryDirectory() as folder:
         environment = {**os.environ, **shared, "PYTHONUNBUFFERED": "1", AT_ONCE: str(len(commands))}
         if share is not None:
             environment[_SHARE] = str(share)
-        else:  # who has set one already knows better
+        else:  # an explicit setting of the caller's wins
             environment.setdefault(_SHARE, str(fair_share(len(commands))))
         environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // len(commands))))
         complaints = [Path(folder) / f"{number}.txt" for number in range(len(commands))]
@@ -81,7 +80,7 @@ def run_together(
             stopped, failed = _await(processes, stop)
         finally:
             for process in processes:
-                process.kill()  # only what an exception has left running
+                process.kill()  # left running by an exception only
                 process.wait()
             for reader in readers:
                 reader.join()
@@ -90,12 +89,12 @@ def run_together(
         if failed is not None:
             code = processes[failed].returncode
             message = _last_line(complaints[failed]) or f"one of the processes ended with exit status {code}."
-            raise UserError(message) if code == 2 else RunFailed(message)  # as the command itself would have ended
+            raise UserError(message) if code == 2 else RunFailed(message)  # with the exit status of the command itself
         return not stopped
 
 
 def _start(command: Sequence[str], complaints: Path, environment: dict[str, str]) -> subprocess.Popen[str]:
-    """In a session of its own: a Ctrl-C is the parent's to pass on."""
+    """Start in a process group of its own: the parent passes on a Ctrl-C."""
     with complaints.open("w") as file:
         return subprocess.Popen(
             command, env=environment, stdout=subprocess.PIPE, stderr=file, text=True, start_new_session=True
@@ -103,7 +102,7 @@ def _start(command: Sequence[str], complaints: Path, environment: dict[str, str]
 
 
 def _await(processes: Sequence[subprocess.Popen[str]], stop: Callable[[], bool]) -> tuple[bool, int | None]:
-    """Until all have ended: whether they were asked to because of `stop`, and which one failed of its own accord."""
+    """Wait until all have ended: whether `stop` ended them, and which one failed by itself."""
     stopped, failed = False, None
     running = True
     while running:
@@ -120,7 +119,7 @@ def _await(processes: Sequence[subprocess.Popen[str]], stop: Callable[[], bool])
 
 
 def _read(process: subprocess.Popen[str], tell: Callable[[str], None], broken: list[BrokenPipeError]) -> None:
-    """Pass on what is printed. Where nobody listens, close the pipe, so that the process notices."""
+    """Pass on what is printed. Where the reader is gone, close the pipe, so that the process notices."""
     assert process.stdout is not None
     with process.stdout:
         try:
@@ -137,9 +136,9 @@ def _last_line(complaints: Path) -> str:
 
 @contextmanager
 def one_gpu(device: torch.device) -> Iterator[dict[str, str]]:
-    """What to put into the environment of processes that share a GPU; MPS runs for the time of the block.
+    """Environment variables for processes that share a GPU; MPS runs for the time of the block.
 
-    Nothing, where there is no MPS, where it cannot be started, or where it runs already.
+    Empty where there is no MPS, where it cannot be started, or where it runs already.
     """
     control = shutil.which("nvidia-cuda-mps-control")
     if device.type != "cuda" or control is None or _PIPES in os.environ:
@@ -148,7 +147,7 @@ def one_gpu(device: torch.device) -> Iterator[dict[str, str]]:
     with tempfile.TemporaryDirectory(prefix="mps-") as folder:
         shared = {_PIPES: folder, _LOGS: folder}
         environment = os.environ | shared
-        # Its words go nowhere: a pipe would be held open by the daemon, and waited for.
+        # Its output is discarded: a pipe would be held open by the daemon, and waited for.
         unheard: dict[str, Any] = {"env": environment, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         if subprocess.run([control, "-d"], **unheard).returncode:
             yield {}

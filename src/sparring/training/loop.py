@@ -2,10 +2,9 @@
 
     batch -> attack (eval mode) -> update (train mode) -> tally;   each epoch: validate, record, save
 
-Every random draw is named by (seed, epoch, step), so the state of a run is its weights, its momentum and its place, and
-a run that was killed continues bit for bit (on one machine's CPU; tests/training/test_loop.py kills it ten times). A
-loss or gradient that is not finite stops the run before the update. This module knows no attack and no objective by
-name.
+Every random draw is derived from (seed, epoch, step), so the state of a run is its weights, its momentum and its place,
+and a killed run continues bit for bit (on one machine's CPU; tests/training/test_loop.py kills it ten times). A loss or
+gradient that is not finite stops the run before the update. This module knows no attack and no objective by name.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ SAVE_AT_ENDS = 20.0  # seconds before the end of another epoch is worth a checkp
 
 
 class Interrupted(Exception):
-    """The run was asked to stop, and has saved its place."""
+    """The run was asked to stop, and has saved its state."""
 
     def __init__(self, epoch: int, step: int) -> None:
         super().__init__(f"stopped in epoch {epoch} after step {step}; saved")
@@ -53,8 +52,9 @@ class Diverged(RunFailed):
     def __init__(self, epoch: int, step: int, lr: float, schedule: str) -> None:
         self.epoch = epoch
         super().__init__(
-            f"the loss or its gradient is not finite by epoch {epoch}, step {step} (learning rate {lr:g}). It moved no "
-            f"weight; what was saved before is good. Begin again with --overwrite and a lower --lr than {schedule}."
+            f"the loss or its gradient is not finite by epoch {epoch}, step {step} (learning rate {lr:g}). That step "
+            f"changed no weight, and the last checkpoint is intact. Start again with --overwrite and a lower --lr than "
+            f"{schedule}."
         )
 
 
@@ -78,8 +78,8 @@ def train(
         resume: continue the run in `folder` if it holds one; its configuration must be this one.
         overwrite: replace a run that is already there.
         data: the data set, where the caller has it loaded.
-        tracker: is told of every step and epoch.
-        stop: asked after every step; once it says yes the place is saved and `Interrupted` raised.
+        tracker: called at every step and epoch.
+        stop: called after every step; once it returns True the state is saved and `Interrupted` raised.
         engine: "auto" takes captured graphs where CUDA is; "plain" is the reference.
     """
     folder, device = Path(folder), torch.device(device)
@@ -90,12 +90,12 @@ def train(
     facts = model_facts(config, data)
     state = begin(config, facts, device)
     _check_last_batch(state.model, len(training), config.batch_size)
-    with run_folder.claimed(folder), engines.on(device):  # after what may be refused
+    with run_folder.claimed(folder), engines.on(device):  # after every check that needs no folder
         run = _open(folder, config, recipe, data.fingerprint, resume=resume, overwrite=overwrite)
         saved = run.last(device)
         if saved is not None:
             restore(state, saved)
-            # Written just before the other: a cut between the two leaves it newer, and then it is the one to beat.
+            # Written just before the other: after a crash between the two it is newer, and then it is the one to beat.
             state.best = read_facts(folder / run_folder.BEST).get("metrics", state.best)
         run.keep_metrics(state.epoch - 1)
         run_folder.note_environment(folder, device)
@@ -213,28 +213,30 @@ def _record(
 
 
 def _score(record: dict[str, Any]) -> tuple[float, float]:
-    """The best epoch is the most robust one; natural accuracy breaks ties, then the earlier stays."""
+    """What the best epoch maximises: robust accuracy, then natural accuracy; of equals the first stays."""
     return record["pgd10"], record["natural"]
 
 
-def _open(folder: Path, config: Config, recipe: str, images: str, *, resume: bool, overwrite: bool) -> run_folder.Run:
-    """The run: a new one, or the one that is there, if it is this one on the same images, wherever they lie now."""
+def _open(
+    folder: Path, config: Config, recipe: str, images: str, *, resume: bool, overwrite: bool
+) -> run_folder.RunFolder:
+    """Create the run, or open the one in the folder if it has this configuration and the same images."""
     if not (resume and (folder / run_folder.CONFIG).exists()):
         return run_folder.create(folder, config, recipe, images=images, overwrite=overwrite)
     run = run_folder.open_run(folder)
     if run.images and run.images != images and run.config.data == config.data:
         raise UserError(
-            f"the training images of {config.data} are not those that {folder} was begun with. Put them back as they "
-            "were, or begin another run."
+            f"the training images of {config.data} differ from those that {folder} was started with. Restore them, "
+            "or start another run."
         )
     changed = differences(run.config, config)
     if changed and run.images == images and replace(run.config, data=config.data) == config:
-        run, changed = replace(run, config=config), []  # the same images, at another place
+        run, changed = replace(run, config=config), []  # the same images at another path
         run_folder.write_config(run)
     if changed:
-        longer = "A longer run is another one, for schedules follow its length: --out. " if _longer(changed) else ""
+        longer = "A longer run is another run, as schedules follow its length: --out. " if _longer(changed) else ""
         raise UserError(
-            f"{folder} was begun with another configuration ({'; '.join(changed)}). {longer}"
+            f"{folder} was started with another configuration ({'; '.join(changed)}). {longer}"
             f"Resume it as it was: {shlex.join(['sparring', 'train', '--out', str(folder), '--resume'])}."
         )
     run_folder.sweep(folder)
@@ -246,7 +248,7 @@ def _longer(changed: Sequence[str]) -> bool:
 
 
 def begin(config: Config, facts: dict[str, Any], device: torch.device) -> State:
-    """Fresh weights from the seed; the global random state stays as it was."""
+    """The state of a new run: weights drawn from the seed. The global random state is left alone."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(derive_seed(config.seed, _WEIGHTS))  # the CPU's; CUDA's is untouched
         model = models.build(
@@ -284,7 +286,7 @@ def engine_for(config: Config, state: State, data: Dataset, device: torch.device
 
 
 def _check_last_batch(model: nn.Module, images: int, batch_size: int) -> None:
-    """Batch-norm has no statistics of one value."""
+    """Refuse a last batch of one image: batch-norm has no statistics of one value."""
     normalised = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
     if normalised and (batch_size == 1 or images % batch_size == 1):
         larger = next((size for size in range(batch_size + 1, images + 1) if images % size != 1), images)

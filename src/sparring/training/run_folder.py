@@ -1,14 +1,14 @@
-"""The run folder: what a training leaves behind, and what it needs to go on.
+"""The run folder: everything that a training run writes, and everything it needs to continue.
 
     config.json           the recipe's name and the whole configuration
-    environment.json      versions, hardware and command of every session that worked on the run
-    metrics.jsonl         one line per epoch; lr and eps are those it began with
+    environment.json      versions, hardware and command of every start of the run
+    metrics.jsonl         one line per epoch; lr and eps are those at its beginning
     last.safetensors      everything needed to continue: weights, momentum, place in the epoch
     best.safetensors      the weights of the best epoch on validation data
     events.out.tfevents…  the same metrics for TensorBoard
-    evaluation/           what was measured on the model afterwards
+    evaluation/           results of evaluating the model
 
-Knows files only: no model, no training. A folder that holds a run is never written over unless asked.
+Knows files only: no model, no training. A folder that holds a run is overwritten only on request.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ from sparring.training.config import Config
 
 CONFIG, ENVIRONMENT, METRICS = "config.json", "environment.json", "metrics.jsonl"
 LAST, BEST = "last.safetensors", "best.safetensors"
-EVALUATION = "evaluation"  # a folder: what `sparring evaluate` and `bound` found
-AT_ONCE = "SPARRING_AT_ONCE"  # in the environment of processes that share a device: how many they are
+EVALUATION = "evaluation"  # a folder: results of `sparring evaluate` and `bound`
+AT_ONCE = "SPARRING_AT_ONCE"  # environment variable: the number of processes that share the device
 _OWN = (LAST, BEST, METRICS, ENVIRONMENT, CONFIG)
 
 
 @dataclass(frozen=True)
-class Run:
+class RunFolder:
     """One run folder."""
 
     folder: Path
     config: Config
     recipe: str
-    images: str = ""  # the fingerprint of what it is trained on; "": not known, of an early version
+    images: str = ""  # fingerprint of the training images; "" where it was not recorded
 
     def last(self, device: torch.device | str = "cpu") -> Checkpoint | None:
         """The checkpoint to continue from, or None before the first."""
@@ -67,10 +67,10 @@ class Run:
         return read_metrics(self.folder)
 
     def keep_metrics(self, epochs: int) -> None:
-        """Drop what was recorded after the first `epochs` epochs: a run that goes on records it again.
+        """Drop the records after the first `epochs` epochs: a resumed run records them again.
 
         Raises:
-            UserError: one of them has no record. Some objectives learn from the records: they would go on as others.
+            UserError: an epoch has no record. Some objectives depend on the records, and would continue as another run.
         """
         kept = [record for record in self.metrics() if record["epoch"] <= epochs]
         check_records(self.folder, kept, epochs)
@@ -89,10 +89,10 @@ class Run:
 
 @contextmanager
 def claimed(folder: Path) -> Iterator[None]:
-    """The folder is there, and for the time of the block nobody else trains into it.
+    """Create the folder and lock it against other training processes for the time of the block.
 
-    The system holds the claim, on the folder itself: it ends with the process, however that ends. Where a file system
-    knows no locks there is none.
+    The lock is the operating system's, on the folder itself: it ends with the process, however that ends. On file
+    systems without locks there is none.
     """
     _make(folder)
     descriptor = os.open(folder, os.O_RDONLY)
@@ -100,7 +100,7 @@ def claimed(folder: Path) -> Iterator[None]:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
-        raise UserError(f"{folder} is being trained by another process. Wait for it, or stop it.") from None
+        raise UserError(f"{folder} is in use by another training process. Wait for it, or stop it.") from None
     except OSError as error:
         if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.EINVAL, errno.ENOSYS, errno.EBADF):
             raise
@@ -110,8 +110,8 @@ def claimed(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def create(folder: Path, wanted: Config, recipe: str, *, images: str = "", overwrite: bool = False) -> Run:
-    """A new run folder with its configuration in it, and the fingerprint of its training images."""
+def create(folder: Path, wanted: Config, recipe: str, *, images: str = "", overwrite: bool = False) -> RunFolder:
+    """Create a run folder with the configuration and the fingerprint of the training images."""
     if any((folder / name).exists() for name in _OWN):
         if not overwrite:
             raise UserError(
@@ -122,13 +122,13 @@ def create(folder: Path, wanted: Config, recipe: str, *, images: str = "", overw
     elif folder.is_dir() and any(folder.iterdir()):
         raise UserError(f"{folder} exists and is not a run folder. Choose another with --out.")
     _make(folder)
-    run = Run(folder, wanted, recipe, images)
+    run = RunFolder(folder, wanted, recipe, images)
     write_config(run)
     return run
 
 
-def write_config(run: Run) -> None:
-    """What a run is, for whoever opens its folder."""
+def write_config(run: RunFolder) -> None:
+    """Write config.json."""
     written = {
         "recipe": run.recipe,
         "sparring": __version__,
@@ -147,8 +147,8 @@ def _make(folder: Path) -> None:
         raise UserError(f"cannot make the folder {folder}: {error.strerror}. Choose another with --out.") from None
 
 
-def open_run(folder: Path) -> Run:
-    """The run in a folder. Looking at it changes nothing: it may be training."""
+def open_run(folder: Path) -> RunFolder:
+    """The run in a folder. Only reads, so that a folder in training can be opened too."""
     path = folder / CONFIG
     if not path.exists():
         raise UserError(f"{folder} holds no run (no {CONFIG} in it). Check the path, or begin one with a recipe.")
@@ -162,17 +162,17 @@ def open_run(folder: Path) -> Run:
             f"{path} is damaged: it is not the JSON that a run writes. The weights can still be evaluated; to train, "
             "begin anew: sparring train ... --overwrite."
         ) from None
-    return Run(folder, found, str(written.get("recipe", "")), str(written.get("images", "")))
+    return RunFolder(folder, found, str(written.get("recipe", "")), str(written.get("images", "")))
 
 
 def sweep(folder: Path) -> None:
-    """Remove what a kill left half-written. For whoever trains the run, and nobody else."""
+    """Remove files that a killed process left half-written. Only for the process that holds the lock."""
     for leftover in folder.glob(".*.tmp"):
         leftover.unlink(missing_ok=True)
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The epochs recorded in a folder. A last line that a kill cut short is no record."""
+    """The epochs recorded in a folder. A last line that was cut short by a kill is left out."""
     path = folder / METRICS
     records: list[dict[str, Any]] = []
     if path.exists():
@@ -184,10 +184,10 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 
 
 def whole_history(folder: Path) -> list[dict[str, Any]]:
-    """The records of a run, one an epoch.
+    """The records of a run, one per epoch.
 
     Raises:
-        UserError: some are missing, as of a file that was cut.
+        UserError: some are missing, as in a truncated file.
     """
     last = folder / LAST
     saved = int(checkpoint.read_facts(last).get("epoch", 0)) if last.exists() else 0  # first: it may be training
@@ -200,38 +200,38 @@ def check_records(folder: Path, records: Sequence[Mapping[str, Any]], epochs: in
     """Refuse records that are not those of the first `epochs` epochs, one each."""
     there = [record.get("epoch") for record in records]
     if there != list(range(1, epochs + 1)):
-        told = ", ".join(map(str, there[:8])) + (", ..." if len(there) > 8 else "") if there else "none"
+        listed = ", ".join(map(str, there[:8])) + (", ..." if len(there) > 8 else "") if there else "none"
         raise UserError(
-            f"{folder / METRICS} is damaged: of {epochs} epochs each should have a record, and there are {told}. Put "
-            "it back as it was. The weights are good: sparring evaluate takes them."
+            f"{folder / METRICS} is damaged: of {epochs} epochs each should have a record, there are {listed}. Restore "
+            "the file. The weights are intact: sparring evaluate takes them."
         )
 
 
 def stage(facts: Mapping[str, Any]) -> str:
-    """Where a checkpoint stands: 'epoch 2', or 'epoch 2 and 11 steps' where a run was stopped amid the third."""
+    """Where a checkpoint stands: 'epoch 2', or 'epoch 2 and 11 steps' where a run was stopped within the third."""
     steps = facts.get("step") or 0
     return f"epoch {facts['epoch']}" + (f" and {steps} step{'s' if steps > 1 else ''}" if steps else "")
 
 
 def note_environment(folder: Path, device: torch.device) -> None:
-    """Add this session's versions, hardware and command to environment.json."""
-    session = {"started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **environment(device)}
-    checkpoint.write_text(folder / ENVIRONMENT, json.dumps([*read_environment(folder), session], indent=2) + "\n")
+    """Add the versions, hardware and command of this start to environment.json."""
+    start = {"started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **environment(device)}
+    checkpoint.write_text(folder / ENVIRONMENT, json.dumps([*read_environment(folder), start], indent=2) + "\n")
 
 
 def read_environment(folder: Path) -> list[dict[str, Any]]:
-    """The sessions that worked on the run, in order."""
+    """The starts of the run, in order: one more than it was resumed."""
     path = folder / ENVIRONMENT
     try:
         return list(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else []
     except (ValueError, TypeError):
-        raise UserError(f"{path} is damaged. Delete it: only the record of earlier sessions is lost.") from None
+        raise UserError(f"{path} is damaged. Delete it: only the record of its starts is lost.") from None
 
 
 def environment(device: torch.device) -> dict[str, Any]:
     """Versions and hardware, as every result records them. No host name, and of the program's path only its name.
 
-    `at_once`: so many processes shared the device, so times say little.
+    `at_once`: the number of processes that shared the device; above 1, times say little.
     """
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU"
     return {
@@ -246,13 +246,13 @@ def environment(device: torch.device) -> dict[str, Any]:
 
 
 def _program() -> str:
-    """As one types it, without its path; `python -m sparring` is sparring."""
+    """The program as typed, without its path; `python -m sparring` is sparring."""
     path = Path(sys.argv[0])
     return path.parent.name if path.name == "__main__.py" else path.name
 
 
 def _clear(folder: Path) -> None:
-    """Remove a run's own files, what was measured on them included, and nothing else."""
+    """Remove the files of a run, its evaluations included, and nothing else."""
     shutil.rmtree(folder / EVALUATION, ignore_errors=True)
     for path in [*folder.glob("events.out.tfevents.*"), *folder.glob(".*.tmp")]:
         path.unlink(missing_ok=True)

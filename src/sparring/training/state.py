@@ -1,6 +1,7 @@
-"""Where a run stands, and how that is kept: the state of the training loop and its checkpoints.
+"""The state of a training run, and the checkpoints that keep it.
 
-Every random draw is named by (seed, epoch, step), so weights, momentum, the epoch's sums and a place are all there is.
+Every random draw is derived from (seed, epoch, step), so weights, momentum, the epoch's sums and a place are the whole
+state.
 """
 
 from __future__ import annotations
@@ -51,20 +52,21 @@ File = tuple[str, dict[str, Tensor], dict[str, Any]]  # name, tensors, facts
 
 
 class Saver:
-    """Writes checkpoints while the run goes on: the best model so far, and everything the run needs to go on.
+    """Writes checkpoints in the background: the best model so far, and everything the run needs to continue.
 
-    Both are written at the same moments, the best one first, so that no checkpoint knows of a best that is not there.
-    What is written is a copy of that moment; a run waits for a copy, not for a disk. As a context it does not end
-    before everything is on the disk. What could not be written is tried again by the next save, or at the end, and
-    raised if that fails too.
+    Both are written together, the best one first, so that no checkpoint names a best model that does not exist. The
+    run waits for a copy of the tensors, not for the disk. As a context manager it ends once everything is on the disk.
+    A failed write is tried again by the next save, or at the end, and raised if that fails too.
     """
 
-    def __init__(self, run: run_folder.Run, state: State, facts: dict[str, Any], average: WeightAverage | None) -> None:
+    def __init__(
+        self, run: run_folder.RunFolder, state: State, facts: dict[str, Any], average: WeightAverage | None
+    ) -> None:
         self.run, self.state, self.facts, self.average = run, state, facts, average
         self.saved = float("-inf")
         self.pending: File | None = None  # the best model, to be written with the next checkpoint
-        self.kept: File | None = None  # the one that was handed to the writer last
-        self.handed: list[File] = []  # all that was, until it is on the disk
+        self.kept: File | None = None  # the best model that was handed to the writer last
+        self.handed: list[File] = []  # everything handed to the writer, until it is on the disk
         self.writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self.writing: Future[None] | None = None
 
@@ -83,12 +85,12 @@ class Saver:
         return time.perf_counter() - self.saved
 
     def keep(self, model: nn.Module, record: dict[str, Any]) -> None:
-        """This is the best model so far: remember it as it is now."""
+        """Remember a copy of the best model so far."""
         weights = {name: tensor.detach().clone() for name, tensor in _weights("model", model).items()}
         self.pending = run_folder.BEST, weights, {"model": self.facts, "epoch": record["epoch"], "metrics": record}
 
     def save(self) -> None:
-        """Begin to write both. Part "model" of the run's file is the one to use: the average, where one is kept."""
+        """Start writing both. Part "model" of the run's file is the model to use: the average, where one is kept."""
         failed = self._settle() is not None
         last = (run_folder.LAST, self._tensors(), self._place())
         files = [
@@ -96,7 +98,7 @@ class Saver:
             for name, tensors, facts in ([self.pending, last] if self.pending else [last])
         ]
         self.handed = files
-        if failed:  # perhaps there is room again; if not, it is said here
+        if failed:  # there may be room again; if not, raise here
             self._write(files)
         else:
             self.writing = self.writer.submit(self._write, files)
@@ -104,12 +106,12 @@ class Saver:
         self.saved = time.perf_counter()
 
     def finish(self) -> None:
-        """Wait until what was begun is on the disk; what failed is tried once more."""
+        """Wait until everything is on the disk; a failed write is tried once more."""
         if self._settle() is not None:
             self._write(self.handed)
 
     def _settle(self) -> BaseException | None:
-        """Wait, and say what went wrong. A best model that may not have been written is pending again."""
+        """Wait, and return the failure, if any. A best model that may not have been written is pending again."""
         writing, self.writing = self.writing, None
         failure = None if writing is None else writing.exception()
         if failure is not None:
@@ -147,11 +149,11 @@ class Saver:
 
 
 def restore(state: State, saved: Checkpoint) -> None:
-    """Go on from a checkpoint; the average of the weights, if any, is the engine's to restore."""
+    """Continue from a checkpoint. The average of the weights, if any, is restored by the engine."""
     try:
         state.model.load_state_dict(saved.part("live") or saved.part("model"))
-    except RuntimeError:  # somebody has changed one of the two
-        raise UserError("the checkpoint is of another network than config.json says. Put config.json back.") from None
+    except RuntimeError:  # one of the two was edited
+        raise UserError("the checkpoint holds another network than config.json. Restore config.json.") from None
     momentum = saved.part("momentum")
     for name, parameter in state.model.named_parameters():
         if name in momentum:
