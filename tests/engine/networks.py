@@ -121,3 +121,52 @@ class OneBlock(nn.Module):
         if self.kind == "twice":
             k = torch.relu(self.one(k) + h)
         return self.last(k.mean((2, 3)))
+
+
+class Plainest(nn.Module):
+    """A convolution, a batch-norm and a linear layer; the base of networks that a path of the engine refuses."""
+
+    def __init__(self, padding=1):
+        super().__init__()
+        self.conv, self.bn = nn.Conv2d(1, 8, 3, padding=padding), nn.BatchNorm2d(8)
+        self.fc = nn.Linear(8 * 36, 4)
+
+    def features(self, x):
+        return F.relu(self.bn(self.conv(x)))
+
+    def forward(self, x):
+        return self.fc(self.features(x).flatten(1))
+
+
+class Syncs(Plainest):
+    """Its forward waits for the device: it can be neither traced nor captured."""
+
+    def forward(self, x):
+        h = self.features(x)
+        return self.fc((h * (1.0 + 0.0 * float(h.detach().abs().amax()))).flatten(1))
+
+
+class SyncsInGraph(Plainest):
+    """The same, written so that tracing succeeds: the folded graph holds the question to the device too."""
+
+    def forward(self, x):
+        h = self.features(x)
+        return self.fc((h * (1.0 + 0.0 * h.detach().abs().amax().item())).flatten(1))
+
+
+class Branches(Plainest):
+    """Control flow that depends on the data."""
+
+    def forward(self, x):
+        return super().forward(x if torch.isfinite(x).all() else x.nan_to_num())
+
+
+class Transformed(nn.Module):
+    """LayerNorm and GELU instead of batch-norm and ReLU."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm, self.fc = nn.Conv2d(1, 8, 3, padding=1), nn.LayerNorm(36), nn.Linear(8 * 36, 4)
+
+    def forward(self, x):
+        return self.fc(F.gelu(self.norm(self.conv(x).flatten(2))).flatten(1))

@@ -196,7 +196,7 @@ def prepare(
     for name in without:
         if name not in PARTS:
             raise unknown("part", name, PARTS)
-    cuda = device.type == "cuda"
+    cuda = _on_cuda(device)
     fast = kind == "fast" or (kind == "auto" and cuda)
     if fast and half and cuda:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -270,7 +270,7 @@ class _Run:
 
     @property
     def cuda(self) -> bool:
-        return self.device.type == "cuda"
+        return _on_cuda(self.device)
 
 
 @dataclass(frozen=True)
@@ -459,6 +459,10 @@ def _in_use(runner: CapturedAttack | None, folded: Folded | None, update: Update
 
 def _layers(module: nn.Module | None) -> Collection[nn.Module]:
     return [] if module is None else list(module.modules())
+
+
+def _on_cuda(device: torch.device) -> bool:
+    return device.type == "cuda"
 
 
 def _short(error: BaseException) -> str:

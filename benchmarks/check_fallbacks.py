@@ -1,0 +1,171 @@
+"""Check on one GPU that networks which the fast engine cannot run in full still train, and print why.
+
+    PYTHONPATH=src python3 benchmarks/check_fallbacks.py [OUT.json]
+
+Each network takes some steps of FAT with engine "auto". Asserted: the loss is finite and falls, the attack finds what
+the plain attack finds (up to bf16), random numbers and memory still work after a failed capture, and the line says why.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from sparring.engine import on, prepare
+from sparring.models import build
+from sparring.objectives import FAT, KTauPGD
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+BATCH, STEPS = 128, 60
+PGD = KTauPGD(eps=8 / 255, step_size=0.007, steps=10, tau=0, loss="ce", start="uniform")
+
+
+class Blocks(nn.Module):
+    """A small network of three convolutions with batch-norm."""
+
+    def __init__(self, padding: int | str = 1) -> None:
+        super().__init__()
+        widths = (3, 64, 64, 128)
+        self.convs = nn.ModuleList(
+            nn.Conv2d(a, b, 3, padding=padding, bias=False) for a, b in zip(widths, widths[1:], strict=False)
+        )
+        self.norms = nn.ModuleList(nn.BatchNorm2d(width) for width in widths[1:])
+        self.fc = nn.Linear(128, 10)
+
+    def features(self, x):
+        for conv, norm in zip(self.convs, self.norms, strict=True):
+            x = F.max_pool2d(F.relu(norm(conv(x))), 2)
+        return x.mean((2, 3))
+
+    def forward(self, x):
+        return self.fc(self.features(x))
+
+
+class Syncs(Blocks):
+    """Its forward waits for the device, where a tracer sees it."""
+
+    def forward(self, x):
+        h = self.features(x)
+        return self.fc(h * (1.0 + 0.0 * float(h.detach().abs().amax())))
+
+
+class SyncsInGraph(Blocks):
+    """Its forward waits for the device, where a tracer does not see it."""
+
+    def forward(self, x):
+        h = self.features(x)
+        return self.fc(h * (1.0 + 0.0 * h.detach().abs().amax().item()))
+
+
+class Branches(Blocks):
+    """Control flow that depends on the data."""
+
+    def forward(self, x):
+        return super().forward(x if torch.isfinite(x).all() else x.nan_to_num())
+
+
+class Transformed(nn.Module):
+    """Patches, LayerNorm and GELU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches, self.norm = nn.Conv2d(3, 128, 4, stride=4), nn.LayerNorm(128)
+        self.mix, self.fc = nn.Linear(128, 128), nn.Linear(128, 10)
+
+    def forward(self, x):
+        h = self.patches(x).flatten(2).transpose(1, 2)
+        return self.fc((h + F.gelu(self.mix(self.norm(h)))).mean(1))
+
+
+class Drops(Branches):
+    """The same with dropout, which draws from the generator that a failed capture has used."""
+
+    def forward(self, x):
+        h = self.features(x if torch.isfinite(x).all() else x.nan_to_num())
+        return self.fc(F.dropout(h, 0.1, self.training))
+
+
+NETWORKS = {
+    "resnet18": (lambda: build("resnet18", num_classes=10), "hand-written passes, captured"),
+    "padding same": (lambda: Blocks("same"), "padding='same'"),
+    "LayerNorm and GELU": (Transformed, "LayerNorm is not folded"),
+    "control flow": (Branches, "data-dependent control flow"),
+    "sync": (Syncs, "uncaptured"),
+    "sync in the graph": (SyncsInGraph, "uncaptured"),
+    "control flow and dropout": (Drops, "uncaptured"),
+}
+
+
+def check(name: str, make, expected: str) -> dict:
+    torch.manual_seed(0)
+    model = make().to(DEVICE)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
+    draw = torch.Generator(DEVICE).manual_seed(1)
+    teacher = torch.randn(10, 3 * 32 * 32, device=DEVICE, generator=draw)
+    images = torch.rand(8, 3, 32, 32, device=DEVICE, generator=draw)
+    began = time.perf_counter()
+    engine = prepare(
+        *(model, optimizer, FAT().loss),
+        batch=BATCH,
+        shape=(3, 32, 32),
+        classes=10,
+        device=DEVICE,
+        half=True,
+        images=images,
+    )
+    losses, moved = [], 0.0
+    with engine.tuned():
+        for step in range(STEPS):
+            if step == 3:
+                began_steps = time.perf_counter()
+            count = BATCH if step % 10 else 77
+            x = torch.rand(count, 3, 32, 32, device=DEVICE, generator=draw)
+            y = (x.flatten(1) @ teacher.T).argmax(1)
+            model.train()
+            found = engine.attack(PGD, x, y, draw)
+            losses.append(engine.update(x, found.x_adv, y, 0.05, 0.0).clone())
+            moved = max(moved, float((found.x_adv - x).abs().max()))
+    torch.cuda.synchronize() if DEVICE.type == "cuda" else None
+    seconds = time.perf_counter() - began_steps
+    assert not engine.failed()
+    values = torch.stack(losses).float()
+    first, last = float(values[:10].mean()), float(values[-10:].mean())
+    assert bool(torch.isfinite(values).all()) and last < first, (name, first, last)
+    assert moved <= 8 / 255 + 1e-5
+    twin = copy.deepcopy(model).eval()
+    seeds = [torch.Generator(DEVICE).manual_seed(3) for _ in range(2)]
+    ours = engine.attack(PGD, x, y, seeds[0]).backprops.clone()
+    theirs = PGD(twin, x, y, seeds[1]).backprops
+    same = float((ours == theirs).double().mean())
+    assert same > 0.8, (name, same)
+    torch.rand(4, device=DEVICE)  # the default generator is usable
+    if DEVICE.type == "cuda":
+        torch.cuda.empty_cache()
+    line = engine.line
+    assert expected in line or DEVICE.type == "cpu", (expected, line)
+    row = {"line": line, "first_loss": first, "last_loss": last, "same_backprops": same}
+    row |= {"prepared_s": began_steps - began, "step_ms": 1e3 * seconds / (STEPS - 3)}
+    print(
+        f"{name}: {line}\n  loss {first:.3f} -> {last:.3f}, {same:.1%} of examples take as many steps as in fp32, ",
+        end="",
+    )
+    print(f"{row['step_ms']:.2f} ms a step", flush=True)
+    return row
+
+
+if __name__ == "__main__":
+    torch._logging.set_logs(all=50)
+    with on(DEVICE):
+        found = {name: check(name, *given) for name, given in NETWORKS.items()}
+    device = torch.cuda.get_device_name() if DEVICE.type == "cuda" else "CPU"
+    result = {"device": device, "torch": torch.__version__, "command": " ".join(sys.argv), "networks": found}
+    if sys.argv[1:]:
+        Path(sys.argv[1]).write_text(json.dumps(result, indent=1) + "\n")
+    print("all networks train")
