@@ -9,6 +9,7 @@ the plain attack finds (up to bf16), random numbers and memory still work after 
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import sys
 import time
@@ -34,7 +35,7 @@ class Blocks(nn.Module):
         super().__init__()
         widths = (3, 64, 64, 128)
         self.convs = nn.ModuleList(
-            nn.Conv2d(a, b, 3, padding=padding, bias=False) for a, b in zip(widths, widths[1:], strict=False)
+            nn.Conv2d(a, b, 3, padding=padding, bias=False) for a, b in itertools.pairwise(widths)
         )
         self.norms = nn.ModuleList(nn.BatchNorm2d(width) for width in widths[1:])
         self.fc = nn.Linear(128, 10)
