@@ -1,8 +1,8 @@
 """Errors that end in the fix.
 
 `UserError` is what the caller can fix: the command line prints it as one line and exits 2. `RunFailed` is a run that
-failed through no fault of the call (a loss that is not finite): one line, exit 1. Anything else is a bug and keeps its
-traceback.
+failed through no fault of the call (a loss that is not finite): one line, exit 1; `Cancelled` by Ctrl-C: exit 130.
+Anything else is a bug and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -17,6 +17,10 @@ class UserError(ValueError):
 
 class RunFailed(RuntimeError):
     """The run failed although the call was correct."""
+
+
+class Cancelled(RunFailed):
+    """The user pressed Ctrl-C."""
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:

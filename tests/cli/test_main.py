@@ -16,7 +16,7 @@ import pytest
 
 from sparring import cli
 from sparring.cli import COMMANDS
-from sparring.errors import RunFailed, UserError
+from sparring.errors import Cancelled, RunFailed, UserError
 
 from .conftest import start
 
@@ -57,7 +57,8 @@ def test_every_command_refuses_an_unknown_flag(sparring, name, finished):
     [
         (UserError("eps is 8. Write 8/255."), 2, "sparring: eps is 8. Write 8/255.\n"),
         (RunFailed("the loss is not finite."), 1, "sparring: the loss is not finite.\n"),
-        (KeyboardInterrupt(), 1, "sparring: interrupted.\n"),
+        (KeyboardInterrupt(), 130, "sparring: interrupted.\n"),
+        (Cancelled("stopped."), 130, "sparring: stopped.\n"),
         (
             PermissionError(errno.EACCES, "Permission denied", "a"),
             2,
@@ -108,7 +109,8 @@ def test_ctrl_c_waits_until_libraries_are_loaded(sparring, monkeypatch, number):
     try:
         before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
         said = sparring("recipes")
-        assert (said.code, said.out, said.err) == (1, "", "sparring: interrupted.\n")
+        assert (said.out, said.err) == ("", "sparring: interrupted.\n")
+        assert said.code == (130 if number == signal.SIGINT else 1)
         assert loaded == ["sparring.cli.recipes"]
         assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
     finally:

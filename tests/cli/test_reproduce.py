@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from sparring.cli import reproduce
-from sparring.cli.train import breakable
+from sparring.cli.signals import breakable
 from sparring.paper import headline, specs
 from sparring.paper.collect import collect
 from sparring.paper.specs.figures import FIG_EPS

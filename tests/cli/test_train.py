@@ -17,9 +17,11 @@ import torch
 
 import sparring as library
 from sparring import evaluation
+from sparring.cli import signals
 from sparring.cli import train as command
 from sparring.cli.recipes import PROTOCOLS
-from sparring.cli.train import Flag, pick_device, stopping
+from sparring.cli.signals import Flag, stopping
+from sparring.cli.train import pick_device
 from sparring.data import Split, load
 from sparring.errors import UserError
 from sparring.recipes import RECIPES, find
@@ -239,7 +241,7 @@ def test_bad_images_are_named_before_anything_is_made(sparring, tmp_path):
     write_images(tmp_path / "images", count=60)
     (tmp_path / "images" / "digit 3" / "broken.png").write_text("not an image")
     said = sparring("train", *QUICK, "--data", "folder:images")
-    said.user_error("1 file cannot be used: images/digit 3/broken.png (not an image)", "Mend or remove")
+    said.user_error("1 file cannot be used: images/digit 3/broken.png (not an image)", "Fix or remove")
     (tmp_path / "images" / "digit 3" / "broken.png").unlink()
     sparring("train", *QUICK, "--data", "folder:images").user_error("cannot hold out 120 of 49", "--validation")
     sparring("train", *QUICK, "--data", "images").user_error("write folder:images")
@@ -262,7 +264,7 @@ def test_a_stopped_run_says_how_to_go_on_and_ends_as_if_left_alone(sparring, tmp
         assert child.poll() is None
     child.send_signal(number)
     _, err = child.communicate()
-    assert child.returncode == 1, err
+    assert child.returncode == (130 if number == signal.SIGINT else 1), err
     told, ended = err.splitlines()
     assert told == "sparring: stopping after this step" + (
         "; press Ctrl-C again to stop at once, without saving" if number == signal.SIGINT else ""
@@ -283,11 +285,11 @@ def test_a_second_ctrl_c_stops_at_once(sparring, tmp_path, monkeypatch):
 
     monkeypatch.setattr(command, "train", stuck)
     said = sparring("train", *QUICK, "--out", "run")
-    assert said.code == 1
-    said.one_line("interrupted before anything was begun.")
+    assert said.code == 130
+    said.one_line("interrupted before the run was started.")
     assert not Path("run").exists()
     run_folder.create(Path("run"), find("fat-digits").config, "fat-digits")
-    sparring("train", *QUICK, "--out", "run", "--overwrite").one_line("interrupted before anything was begun.")
+    sparring("train", *QUICK, "--out", "run", "--overwrite").one_line("interrupted before the run was started.")
     said = sparring("train", "--out", "run", "--resume")
     said.one_line("since the last checkpoint are lost", "sparring train --out run --resume")
 
@@ -302,7 +304,7 @@ def test_a_training_whose_reader_goes_away_stops(tmp_path):
     child.stderr.close()
     assert child.wait() == 1
     assert err == (
-        "sparring: stopped, because nobody reads the output any more. "
+        "sparring: stopped, because the output pipe was closed. "
         "Continue with: sparring train --out run --resume --no-tensorboard\n"
     )
     assert len(run_folder.read_metrics(tmp_path / "run")) < 7
@@ -340,7 +342,7 @@ def test_a_stop_that_nobody_can_be_told_of_is_one(monkeypatch):
     def closed(number, text):
         raise OSError
 
-    monkeypatch.setattr(command.os, "write", closed)
+    monkeypatch.setattr(signals.os, "write", closed)
     flag = Flag()
     flag.raised(signal.SIGHUP, None)
     assert flag()
@@ -379,7 +381,7 @@ def test_a_curriculum_that_cannot_get_to_its_end_is_told():
 def test_a_finished_run_without_its_records(sparring, finished, tmp_path):
     run = shutil.copytree(finished, tmp_path / "run")
     (run / run_folder.METRICS).unlink()
-    sparring("train", "--out", run, "--resume").user_error("metrics.jsonl is damaged", "and there are none.")
+    sparring("train", "--out", run, "--resume").user_error("metrics.jsonl is damaged", "there are none.")
 
 
 def test_a_folder_name_that_checkpoints_cannot_have_and_a_seed_that_is_too_large(sparring, tmp_path):

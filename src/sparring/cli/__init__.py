@@ -1,6 +1,6 @@
 """The command `sparring`: one module per subcommand, and the exit codes.
 
-0 done; 2 the user can fix it (one line, no traceback); 1 the run failed or was interrupted.
+0 done; 2 the user can fix it (one line, no traceback); 1 the run failed or was stopped; 130 Ctrl-C.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 
 from sparring._version import __version__
-from sparring.cli import cuda_early
-from sparring.errors import RunFailed, UserError, did_you_mean
+from sparring.cli import cuda_early, signals
+from sparring.errors import Cancelled, RunFailed, UserError, did_you_mean
 
 # Name -> (module, what it does). A module is imported only when its command runs, so `sparring --help` is fast.
 COMMANDS = {
@@ -70,9 +70,9 @@ def main(argv: list[str] | None = None) -> int:
     except UserError as error:
         return _fail(str(error), 2)
     except RunFailed as error:
-        return _fail(str(error), 1)
-    except KeyboardInterrupt:
-        return _fail("interrupted.", 1)
+        return _fail(str(error), 130 if isinstance(error, Cancelled) else 1)
+    except KeyboardInterrupt as error:
+        return _fail("interrupted.", 1 if isinstance(error, _Terminated) else 130)
     except BrokenPipeError:  # `sparring recipes | head`
         from sparring.cli.console import let_go
 
@@ -102,8 +102,13 @@ def _terminable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, previous)
 
 
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM, which unwinds as Ctrl-C does."""
+
+
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
+    signals.note(number)
+    raise _Terminated
 
 
 @contextmanager
@@ -124,7 +129,8 @@ def _deferring_ctrl_c() -> Iterator[None]:
         for number, handler in replaced:
             signal.signal(number, handler)
     if received:
-        raise KeyboardInterrupt
+        signals.note(received[-1])
+        raise _Terminated if received[-1] == signal.SIGTERM else KeyboardInterrupt
 
 
 def _dispatch(words: list[str]) -> int:

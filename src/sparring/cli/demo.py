@@ -17,9 +17,9 @@ from sparring import schedules
 from sparring.cli.arguments import parse
 from sparring.cli.console import Screen
 from sparring.cli.progress import TrainingBar
-from sparring.cli.train import stopping
+from sparring.cli.signals import stopped, stopping
 from sparring.data import Dataset, load
-from sparring.errors import RunFailed, UserError
+from sparring.errors import UserError
 from sparring.evaluation import evaluate
 from sparring.objectives import KTauPGD, Progress
 from sparring.recipes import digits
@@ -83,7 +83,7 @@ def run(argv: list[str]) -> int:
                 console.print(_line(methods[-1]), highlight=False, soft_wrap=True)
     except Interrupted:
         again = shlex.join(["sparring", "demo", *argv])
-        raise RunFailed(f"the demo was interrupted. Start it again with: {again}") from None
+        raise stopped(f"the demo was interrupted. Start it again with: {again}") from None
     lead = conclusion(methods[1], methods[2], len(data.test))
     page = options.out / "index.html"
     _write(page, lead, methods, models["FAT"], data, options)

@@ -22,9 +22,10 @@ from torch import Tensor
 from sparring import data, schedules, weights
 from sparring.cli.arguments import parse
 from sparring.cli.console import Screen
+from sparring.cli.signals import stopped
 from sparring.cli.train import pick_device
 from sparring.data import Dataset
-from sparring.errors import RunFailed, UserError
+from sparring.errors import UserError
 from sparring.evaluation import PROTOCOLS, Result, evaluate
 from sparring.evaluation.protocols import find
 from sparring.evaluation.result import pixels
@@ -147,7 +148,7 @@ def run(argv: list[str]) -> int:
             },
         )
     except KeyboardInterrupt:
-        raise RunFailed("stopped. The same command continues where it stopped.") from None
+        raise stopped("stopped. The same command continues where it stopped.") from None
     files = [folder / f"{_name(asked)}.json", *([asked.json] if asked.json else [])]
     kept, trouble = [], None
     for path in files:

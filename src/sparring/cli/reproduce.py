@@ -20,7 +20,8 @@ from sparring.cli.evaluate import make_folder
 from sparring.cli.paper_item import show
 from sparring.cli.paper_listing import count, list_items, list_jobs
 from sparring.cli.progress import TrainingBar
-from sparring.cli.train import breakable, pick_device, stopping
+from sparring.cli.signals import breakable, stopped, stopping
+from sparring.cli.train import pick_device
 from sparring.data import describe
 from sparring.errors import RunFailed, UserError
 from sparring.evaluation.protocols import find as find_protocol
@@ -256,13 +257,13 @@ def _work(jobs: Sequence[Job], options: Options, device: torch.device, screen: S
                 progress=True,
             )
             carry_out(jobs, workspace)
-    except Stopped as stopped:
+    except Stopped as where:
         if time.monotonic() <= until:
-            raise RunFailed(f"stopped {stopped}. Continue with: {again}") from None
-        log(f"stopped {stopped}")
+            raise stopped(f"stopped {where}. Continue with: {again}") from None
+        log(f"stopped {where}")
         return False
     except KeyboardInterrupt:
-        raise RunFailed(f"interrupted; the steps since the last checkpoint are lost. Continue with: {again}") from None
+        raise stopped(f"interrupted; the steps since the last checkpoint are lost. Continue with: {again}") from None
     except BrokenPipeError:
         let_go()
         raise RunFailed(f"stopped, because the output pipe was closed. Continue with: {again}") from None

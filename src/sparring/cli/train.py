@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import math
-import os
 import re
 import shlex
-import signal
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, make_dataclass, replace
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, Any
 
 import torch
@@ -24,6 +18,7 @@ from sparring.cli.arguments import parse
 from sparring.cli.console import let_go
 from sparring.cli.progress import TrainingBar
 from sparring.cli.recipes import PROTOCOLS
+from sparring.cli.signals import stopped, stopping
 from sparring.data import Dataset, load
 from sparring.engine import Kind
 from sparring.errors import RunFailed, UserError, unknown
@@ -97,14 +92,14 @@ def run(argv: list[str]) -> int:
                 engine=options.engine,
             )
     except Interrupted as interrupted:
-        raise RunFailed(f"{interrupted}. {again}") from None
+        raise stopped(f"{interrupted}. {again}") from None
     except KeyboardInterrupt:
         if not options.resume and _written(folder) == before:
-            raise RunFailed("interrupted before anything was begun.") from None
-        raise RunFailed(f"interrupted at once; the steps since the last checkpoint are lost. {again}") from None
+            raise stopped("interrupted before the run was started.") from None
+        raise stopped(f"interrupted; the steps since the last checkpoint are lost. {again}") from None
     except BrokenPipeError:
         let_go()
-        raise RunFailed(f"stopped, because nobody reads the output any more. {again}") from None
+        raise RunFailed(f"stopped, because the output pipe was closed. {again}") from None
     _summary(folder)
     return 0
 
@@ -265,65 +260,6 @@ def pick_device(name: str) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise UserError(f"device {name!r} is not here: {torch.cuda.device_count()} CUDA devices. Use --device cpu.")
     return device
-
-
-@contextmanager
-def stopping() -> Iterator[Flag]:
-    """Ctrl-C, SIGTERM and a closed terminal raise a flag, and no exception; a second Ctrl-C interrupts at once."""
-    flag = Flag()
-    numbers = [signal.SIGINT, signal.SIGTERM]
-    numbers += [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN else []  # not under nohup
-    before = {number: signal.signal(number, flag.raised) for number in numbers}
-    try:
-        yield flag
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-@contextmanager
-def breakable(until: float) -> Iterator[None]:
-    """An evaluation may be broken off anywhere, by the clock, Ctrl-C or SIGTERM: it keeps its verdicts as it goes."""
-
-    def break_off(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, break_off) for number in (signal.SIGALRM, signal.SIGINT, signal.SIGTERM)}
-    try:
-        if until < math.inf:
-            signal.setitimer(signal.ITIMER_REAL, max(0.001, until - time.monotonic()))
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-class Flag:
-    """Up once a signal has come; calling it tells."""
-
-    def __init__(self) -> None:
-        self.up = False
-
-    def __call__(self) -> bool:
-        """Whether to stop."""
-        return self.up
-
-    def raised(self, number: int, frame: FrameType | None) -> None:
-        """The signal handler."""
-        if self.up and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        if not self.up:
-            self.up = True
-            _tell_stop(number)
-
-
-def _tell_stop(number: int) -> None:
-    """At once, for a step may take seconds. A print in a signal handler could meet another half done: written raw."""
-    again = "; press Ctrl-C again to stop at once, without saving" if number == signal.SIGINT else ""
-    with suppress(OSError):  # a terminal that has been closed
-        below = "\n" if os.isatty(2) else ""  # the bar and the ^C
-        os.write(2, f"{below}sparring: stopping after this step{again}\n".encode())
 
 
 def _summary(folder: Path) -> None:
