@@ -27,7 +27,7 @@ project = "Sparring"
 author = copyright = "The Sparring authors"
 version = release = sparring.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
-exclude_patterns = ["_build", "doubts", "LOG.md"]
+exclude_patterns = ["_build"]
 suppress_warnings = ["ref.python"]  # a name that is public in two places, such as sparring.pgd and sparring.attacks.pgd
 
 html_theme = "furo"
@@ -50,14 +50,10 @@ default_role = "code"
 
 def write_doubts() -> None:
     """Copy the pages of the doubts, with an index."""
-    inside = PACKAGE / "evaluation" / "sanity" / "pages"
-    source = inside if inside.is_dir() else DOCS / "doubts"
     folder = GENERATED / "doubts"
-    folder.mkdir(parents=True)
-    for page in sorted(source.glob("*.md")):
-        shutil.copy(page, folder / ("index.md" if page.stem in ("README", "index") else page.name))
+    shutil.copytree(PACKAGE / "evaluation" / "sanity" / "pages", folder)
     index = folder / "index.md"
-    text = index.read_text(encoding="utf-8") if index.exists() else "# Doubts\n"
+    text = index.read_text(encoding="utf-8")
     toctree = "\n:::{toctree}\n:hidden:\n:glob:\n\n*\n:::\n"
     index.write_text("(doubt-pages)=\n" + text + toctree, encoding="utf-8")
 
@@ -68,7 +64,9 @@ def write_api() -> None:
     folder.mkdir(parents=True)
     names = [room for room in ROOMS if importlib.util.find_spec(f"sparring.{room}")]
     for name in ["sparring", *(f"sparring.{room}" for room in names)]:
-        page = f"{name}\n{'=' * len(name)}\n\n.. automodule:: {name}\n"
+        # The names of `sparring` are indexed where they are defined, in their rooms.
+        index = "   :no-index:\n" if name == "sparring" else ""
+        page = f"{name}\n{'=' * len(name)}\n\n.. automodule:: {name}\n{index}"
         (folder / f"{name}.rst").write_text(page, encoding="utf-8")
 
 

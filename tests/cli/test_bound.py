@@ -90,7 +90,7 @@ def test_the_same_command_gives_the_same_numbers(sparring, run):
         (["run", "--device", "tpu"], ["tpu"]),
         (["run", "--mean", "0.5"], ["--mean and --std go together"]),
         (["run", "--out", "file"], ["cannot create the folder file: File exists. Choose another with --out."]),
-        (["run", "--json", "run"], ["run is a folder. Name a file: --json run/result.json"]),
+        (["run", "--json", "run"], ["run is a folder. Give a file: --json run/result.json"]),
         (["alone.safetensors"], ["does not record the radius it was trained for. Give it: --eps 8/255."]),
         (["hurt"], ["config.json cannot be read. Give the radius: --eps 8/255."]),
     ],

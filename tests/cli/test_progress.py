@@ -13,7 +13,8 @@ from sparring import models
 from sparring.cli import progress
 from sparring.cli.progress import TrainingBar
 from sparring.data import load
-from sparring.training.loop import _one_class, train
+from sparring.training.loop import train
+from sparring.training.validation import predicts_one_class
 
 EPOCH = {"epoch": 1, "tau": None, "loss": 2.3, "natural": 0.1, "pgd10": 0.1} | {
     "backprops": 1.0,
@@ -113,8 +114,8 @@ class Dead(nn.Module):
 
 def test_one_class_means_one_prediction_for_all_images():
     held = load("digits").test
-    assert _one_class(Dead(), held)
-    assert not _one_class(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), held)
-    assert not _one_class(Dead(), held.head(1))  # a single image proves nothing
+    assert predicts_one_class(Dead(), held)
+    assert not predicts_one_class(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), held)
+    assert not predicts_one_class(Dead(), held.head(1))  # a single image proves nothing
     dropping = nn.Sequential(Dead(), nn.Dropout(0.99))
-    assert _one_class(dropping, held) and dropping.training  # measured in eval mode; the mode is restored
+    assert predicts_one_class(dropping, held) and dropping.training  # measured in eval mode; the mode is restored
