@@ -27,7 +27,7 @@ project = "Sparring"
 author = copyright = "The Sparring authors"
 version = release = sparring.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
-exclude_patterns = ["_build", "doubts", "LOG.md"]
+exclude_patterns = ["_build"]
 suppress_warnings = ["ref.python"]  # a name that is public in two places, such as sparring.pgd and sparring.attacks.pgd
 
 html_theme = "furo"
@@ -50,8 +50,7 @@ default_role = "code"
 
 def write_doubts() -> None:
     """Copy the pages of the doubts, with an index."""
-    inside = PACKAGE / "evaluation" / "sanity" / "pages"
-    source = inside if inside.is_dir() else DOCS / "doubts"
+    source = PACKAGE / "evaluation" / "sanity" / "pages"
     folder = GENERATED / "doubts"
     folder.mkdir(parents=True)
     for page in sorted(source.glob("*.md")):
