@@ -3,7 +3,7 @@
     python benchmarks/bench_attack.py
 
 An example that takes b of K steps is computed b + 1 times, so a batch with a mean of b should cost about (b + 1) / K of
-PGD-K; the bound is 1.15 times that. Prints one line per batch: mean BPs, the measured ratio (median of 5, with the
+PGD-K. The bound is 1.15 times that. Prints one line per batch: mean BPs, the measured ratio (median of 5, with the
 range), the bound, and whether it holds.
 """
 

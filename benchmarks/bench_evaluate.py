@@ -9,7 +9,7 @@ measures ResNet-18 (random weights and images unless given) on 10,000 images: th
 bf16 copy, the dat protocol, and AutoAttack. The published procedure (fp32, batches of 128, backward() through the
 weights too) is timed on `--authors-limit` images and scaled up. With random weights AutoAttack runs at an eps so small
 that nothing breaks: every part then works on every image, the longest case. torch's TF32 switches keep their values for
-the package alone, and are off for our verdicts.
+the package alone; our verdicts are without TF32.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from torch import Tensor, nn
 
 from sparring import data, models
 from sparring.attacks import pgd
-from sparring.attacks.checks import quiet
-from sparring.evaluation import PROTOCOLS, evaluate
+from sparring.attacks.eval_mode import eval_mode
+from sparring.evaluation import evaluate
 from sparring.evaluation.gradient_model import frozen, gradient_model
-from sparring.evaluation.protocols import find, plan
-from sparring.evaluation.starts import climb
+from sparring.evaluation.protocols import find, unique_attacks
+from sparring.evaluation.starts import pgd_from
 from sparring.weights import load_model
 
 
@@ -44,13 +44,13 @@ def main() -> None:
     parser.add_argument("--model", default="resnet18")
     parser.add_argument("--n", type=int, help="images of the dat protocol")
     parser.add_argument("--authors-limit", type=int, help="images of the published procedure")
-    parser.add_argument("--aa-limit", type=int, help="images of AutoAttack; 0 leaves it out")
+    parser.add_argument("--aa-limit", type=int, help="images of AutoAttack; 0 skips it")
     parser.add_argument("--eps", type=float, help="of AutoAttack")
     parser.add_argument(
         "--forms",
         nargs="*",
         default=["fp32", "bf16"],
-        help="also bf16-compiled",
+        help="fp32, bf16, bf16-compiled",
     )
     parser.add_argument("--aa-only", action="store_true", help="AutoAttack alone, ours in bf16 against the package")
     parser.add_argument("--package-limit", type=int, help="images of the package alone; as many as ours unless given")
@@ -80,7 +80,7 @@ def main() -> None:
         for found in autoattack(model, x[:aa_limit], y[:aa_limit], eps, precisions, limit, asked.package_batch):
             report["autoattack"] |= found
             print(found, flush=True)
-            if asked.out:  # the longest part: what is done is kept
+            if asked.out:  # the longest part: write what is done
                 asked.out.write_text(json.dumps(report, indent=1))
     text = json.dumps(report, indent=1)
     print(text)
@@ -107,7 +107,7 @@ def subject(asked: argparse.Namespace, device: torch.device, n: int) -> tuple[nn
 
 
 def trained(split: data.Split) -> nn.Module:
-    """A small network that has seen a few seconds of adversarial training."""
+    """A small network after a few seconds of adversarial training."""
     torch.manual_seed(0)
     model = models.build("tiny_cnn", num_classes=10, channels=1, size=(8, 8))
     optimiser = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -129,7 +129,7 @@ def steps(model: nn.Module, x: Tensor, y: Tensor, forms: list[str]) -> dict[str,
     size = min(len(x), 2048 if device.type == "cuda" else 300)
     images, labels = (x[:size].to(device) / 255).contiguous(), y[:size].to(device)
     found = {}
-    with quiet(model), frozen(model):
+    with eval_mode(model), frozen(model):
         for form in forms:
             fast = gradient_model(
                 model,
@@ -139,7 +139,7 @@ def steps(model: nn.Module, x: Tensor, y: Tensor, forms: list[str]) -> dict[str,
             )
 
             def run(fast: Any = fast) -> None:
-                climb(fast, images, labels, images.clone(), eps=0.03, step_size=0.01, steps=10, loss="ce")
+                pgd_from(fast, images, labels, start=images, eps=0.03, step_size=0.01, steps=10, loss="ce")
 
             first = timed(run, device)  # with compilation
             found[form] = min(timed(run, device) for _ in range(3)) / 10 / size * 1e6
@@ -172,7 +172,7 @@ def dat(model: nn.Module, x: Tensor, y: Tensor, limit: int, *, compiled: bool) -
 def authors(model: nn.Module, x: Tensor, y: Tensor) -> None:
     """The procedure of the published code, reimplemented: batches of 128, fp32, every attack on its own."""
     device = next(model.parameters()).device
-    for attack in plan(find(PROTOCOLS["dat"])):
+    for attack in unique_attacks(find("dat")):
         s = attack.settings
         for images, labels in zip(x.split(128), y.split(128), strict=True):
             natural, label = images.to(device).float() / 255, labels.to(device)
@@ -193,7 +193,7 @@ def autoattack(
     """AutoAttack standard: ours on all, the package alone on the first `limit`, in batches of each size.
 
     The package works batch by batch, so its time grows with their number; `-scaled` is its time times all over limit.
-    The accuracies stand beside ours on the same images.
+    Its accuracy is reported beside ours on the same images.
     """
     device = next(model.parameters()).device
     yield {"n": len(x), "eps": eps, "package-n": limit}
@@ -235,7 +235,7 @@ def autoattack(
 
 
 def timed(work: Callable[[], Any], device: torch.device) -> float:
-    """Seconds, with work queued on the device included."""
+    """Seconds, including work queued on the device."""
     if device.type == "cuda":
         torch.cuda.synchronize()
     began = time.perf_counter()
@@ -246,7 +246,7 @@ def timed(work: Callable[[], Any], device: torch.device) -> float:
 
 
 def hardware(device: torch.device) -> dict[str, str]:
-    """What the numbers were measured on."""
+    """The device, torch's version and the TF32 switches."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
     tf32 = f"matmul {torch.get_float32_matmul_precision()}, cudnn {torch.backends.cudnn.allow_tf32}"
     return {"device": name, "torch": str(torch.__version__), "tf32": tf32}

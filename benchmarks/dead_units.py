@@ -37,7 +37,7 @@ def course(seed: int, updates: int, lr: float) -> list[dict[str, float]]:
             break
         model.eval()
         draws = generator(x.device, seed, step)
-        x_adv = pgd(model, x, y, eps=8 / 255, step_size=TAU.attack.step_size, steps=10, generator=draws)
+        x_adv = pgd(model, x, y, eps=8 / 255, step_size=TAU.objective.step_size, steps=10, generator=draws)
         outputs.clear()
         loss = F.cross_entropy(model.train()(x_adv), y)
         optimizer.zero_grad()

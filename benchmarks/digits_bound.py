@@ -39,7 +39,7 @@ def main(out: Path) -> None:
             result = bound.estimate(model, data.test.x, data.test.y, eps=config.validation_eps, seed=seed)
             trials.append(result.as_dict())
             numbers = {key: round(trials[-1][key]["value"], 3) for key in ("risk", "friendly", "conventional")}
-            print(name, seed, numbers, f"rho up to {result.largest_rho}", result.verdicts(), flush=True)
+            print(name, seed, numbers, f"rho up to {result.largest_rho}", result.findings(), flush=True)
         found[name] = trials
         out.write_text(json.dumps(found, indent=1) + "\n")
 

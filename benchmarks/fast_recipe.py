@@ -27,27 +27,26 @@ from sparring.recipes import cifar10
 from sparring.schedules import parse
 from sparring.seeds import derive_seed
 from sparring.training import run_folder
-from sparring.training.config import to_json
-from sparring.training.loop import _HOLD_OUT, train, validate
+from sparring.training.config import Config, to_json, with_objective
+from sparring.training.loop import _HOLD_OUT, train
+from sparring.training.validation import validate
 
 DEVICE = torch.device("cuda")
 HELD = 4000
 RUNS = Path(tempfile.gettempdir())
 BASE = replace(
-    cifar10.FAT,
+    with_objective(cifar10.FAT, tau="0,1@40%,2@75%"),
     lr=parse("one-cycle:0.3"),
     weight_decay=5e-4,
     batch_size=256,
     epochs=30,
     ema=0.997,
-    attack=replace(cifar10.FAT.attack, tau=parse("0,1@40%,2@75%")),
 )
 
 
-def fewer(steps: int, step_size: float, tau: str, epochs: int):
+def fewer(steps: int, step_size: float, tau: str, epochs: int) -> Config:
     """A candidate with fewer, longer steps, which leaves time for more epochs."""
-    attack = replace(BASE.attack, steps=steps, step_size=step_size, tau=parse(tau))
-    return replace(BASE, attack=attack, epochs=epochs)
+    return replace(with_objective(BASE, steps=steps, step_size=step_size, tau=tau), epochs=epochs)
 
 
 # Each takes about 85 s alone, estimated from the times of steps. The candidate with the highest sum of natural and
@@ -60,24 +59,24 @@ CANDIDATES = {
 
 
 class Clock:
-    """Records when the first step was done and when the run ended."""
+    """A tracker that records when the first step was done and when the run ended."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
     def begin(self, config, *, steps, epoch, engine):
-        """Watch."""
+        """Start the clock."""
         self.began = time.perf_counter()
         self.first = None
 
     def step(self, epoch, step, backprops):
-        """Watch."""
+        """Record the time of the first step."""
         if self.first is None:
             torch.cuda.synchronize()
             self.first = time.perf_counter()
 
     def epoch(self, record, *, best):
-        """Watch."""
+        """Print epochs 1, 2 and every fourth."""
         if record["epoch"] % 4 == 0 or record["epoch"] < 3:
             print(
                 f"{self.name}: epoch {record['epoch']} natural {record['natural']:.3f} pgd10 {record['pgd10']:.3f} "
@@ -86,7 +85,7 @@ class Clock:
             )
 
     def end(self):
-        """Watch."""
+        """Record the seconds since the first step."""
         torch.cuda.synchronize()
         self.seconds = time.perf_counter() - self.first
 
@@ -111,9 +110,9 @@ def trials(out: Path, names: list[str]) -> None:
     configs = {name: replace(CANDIDATES[name], validation=HELD) for name in names or CANDIDATES}
     found = {"n": HELD, **run_folder.environment(DEVICE)}
     for name, config in configs.items():
-        watch, folder = Clock(name), RUNS / "trials" / name
-        train(config, folder, device=DEVICE, data=data, tensorboard=False, overwrite=True, watch=watch)
-        row = {"config": to_json(config), "seconds": watch.seconds}
+        clock, folder = Clock(name), RUNS / "trials" / name
+        train(config, folder, device=DEVICE, data=data, tensorboard=False, overwrite=True, tracker=clock)
+        row = {"config": to_json(config), "seconds": clock.seconds}
         found[name] = row | judge(folder, data, config)
         print(name, {key: found[name][key] for key in ("average", "last")}, flush=True)
         out.write_text(json.dumps(found, indent=1))
@@ -132,33 +131,33 @@ def final(out: Path, given: argparse.Namespace) -> None:
     if given.epochs:
         config = replace(config, epochs=given.epochs)
     if given.tau:
-        config = replace(config, attack=replace(config.attack, tau=parse(given.tau)))
+        config = with_objective(config, tau=given.tau)
     config = replace(config, ema=0.0 if given.no_average else given.ema or config.ema)
     if given.lr:
         config = replace(config, lr=parse(given.lr))
     found = {"candidate": name, "config": to_json(config), **run_folder.environment(DEVICE), "seeds": {}}
 
-    def measure(seed: int, watch: Clock, model) -> None:
+    def measure(seed: int, clock: Clock, model) -> None:
         result = evaluate(model, data.test.x, data.test.y, "dat", precision="bf16", doubts=False)
         row = {record.name: record.accuracy for record in result}
         metrics = run_folder.read_metrics(RUNS / "final" / str(seed))
-        start = watch.first - watch.began
+        start = clock.first - clock.began
         found["seeds"][seed] = {
-            "seconds": watch.seconds,
+            "seconds": clock.seconds,
             "start_up_s": start,
             "runs_at_once": 1,
             "dat": row,
             "epochs": metrics,
         }
-        print(f"seed {seed}: {watch.seconds:.1f} s after {start:.1f} s of start-up;", end=" ")
+        print(f"seed {seed}: {clock.seconds:.1f} s after {start:.1f} s of start-up;", end=" ")
         print({name: f"{100 * accuracy:.2f}" for name, accuracy in row.items()}, flush=True)
         out.write_text(json.dumps(found, indent=1))
 
     for seed in given.seeds:
-        watch = Clock(f"seed {seed}")
+        clock = Clock(f"seed {seed}")
         same = {"device": DEVICE, "data": data, "tensorboard": False, "overwrite": True}
-        model = train(replace(config, seed=seed), RUNS / "final" / str(seed), watch=watch, **same)
-        measure(seed, watch, model)
+        model = train(replace(config, seed=seed), RUNS / "final" / str(seed), tracker=clock, **same)
+        measure(seed, clock, model)
 
 
 def main() -> None:

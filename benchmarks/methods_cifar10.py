@@ -4,7 +4,7 @@
     python3 benchmarks/methods_cifar10.py collect RUNS OUT.json
     python3 benchmarks/methods_cifar10.py tables results/methods/h200.json
 
-ResNet-18, 15 epochs, one cycle, batch 256, no average of the weights unless the method is that. METHODS: the table of
+ResNet-18, 15 epochs, one cycle, batch 256, no average of the weights but in `fat-ema`. METHODS: the table of
 methods, one seed. TAU: tau by rule against the paper's schedule, three seeds. SEARCH: friendly data by definition
 against PGD-K-tau at equal back-propagations. A run that two of them need is trained once.
 
@@ -35,18 +35,13 @@ from sparring.evaluation import evaluate
 from sparring.evaluation.protocols import dat
 from sparring.paper.specs.scales import one_cycle
 from sparring.recipes import cifar10 as r
-from sparring.schedules import constant
 from sparring.training import run_folder
-from sparring.training.config import Config, to_json
+from sparring.training.config import Config, to_json, with_objective
 from sparring.training.loop import Interrupted, train
 
 RESULTS = Path("results/methods/h200.json")
 AA_IMAGES = 1000
 QUICK_DAT = replace(dat, attacks=tuple(attack for attack in dat.attacks if attack.name in ("pgd20", "cw30")))
-
-
-def with_attack(config: Config, **changes: Any) -> Config:
-    return replace(config, attack=replace(config.attack, **changes))
 
 
 RECIPES = {
@@ -57,23 +52,23 @@ RECIPES = {
     "mart": r.MART,
     "fat-mart": r.FAT_FOR_MART,
     "dat": r.DAT,
-    "cat": with_attack(r.CAT, patience=1),  # 15 epochs are too few for a patience of 10
+    "cat": with_objective(r.CAT, patience=1),  # 15 epochs are too few for a patience of 10
     "ates": r.ATES,
     "fat-by-loss": r.FAT_BY_LOSS,
     "fat-by-probability": r.FAT_BY_PROBABILITY,
     "fat-paced": r.FAT_PACED,
-    "fat-patient": with_attack(r.FAT_PATIENT, patience=2),
+    "fat-patient": with_objective(r.FAT_PATIENT, patience=2),
     "fat-ema": replace(r.FAT_EMA, ema=0.99),  # over half an epoch, as the recipe's 0.995 is at batch 128
     "fat-awp": r.FAT_AWP,
-    "no-projection": with_attack(r.FAT, project=False, start=None, noise=0.0),
+    "no-projection": with_objective(r.FAT, project=False, start=None, noise=0.0),
     "standard": r.STANDARD,
 }
 METHODS = [*RECIPES]
 TAU = {rule: [rule, f"{rule}, seed 1", f"{rule}, seed 2"] for rule in ("fat", "fat-paced", "fat-patient")}
 _SEEDS = {f"{rule}, seed {seed}": replace(RECIPES[rule], seed=seed) for rule in TAU for seed in (1, 2)}
 # A search by rho has no noise in its steps, so PGD-K-tau has none here either.
-_CURVE = {f"tau {tau}": with_attack(r.FAT, noise=0.0, tau=constant(tau)) for tau in range(6)}
-_LOSSES = {f"fat-by-loss, rho {rho:g}": with_attack(r.FAT_BY_LOSS, rho=constant(rho)) for rho in (0.1, 1.0)}
+_CURVE = {f"tau {tau}": with_objective(r.FAT, noise=0.0, tau=tau) for tau in range(6)}
+_LOSSES = {f"fat-by-loss, rho {rho:g}": with_objective(r.FAT_BY_LOSS, rho=rho) for rho in (0.1, 1.0)}
 SEARCH = [*_CURVE, "fat-by-loss, rho 0.1", "fat-by-loss", "fat-by-loss, rho 1", "fat-by-probability"]
 
 
@@ -85,21 +80,21 @@ def short(config: Config) -> Config:
 ALL = {name: short(config) for name, config in (RECIPES | _SEEDS | _CURVE | _LOSSES).items()}
 
 
-class Say:
-    """Prints one line every five epochs."""
+class EpochPrinter:
+    """A tracker that prints one line every five epochs."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
     def begin(self, config, *, steps, epoch, engine):
-        """Watch."""
+        """Start the clock."""
         self.began = time.perf_counter()
 
     def step(self, epoch, step, backprops):
-        """Watch."""
+        """Print nothing."""
 
     def epoch(self, record, *, best):
-        """Watch."""
+        """Print every fifth epoch."""
         if record["epoch"] % 5 == 0:
             print(
                 f"{self.name}: epoch {record['epoch']} natural {record['natural']:.3f} pgd10 {record['pgd10']:.3f} "
@@ -108,12 +103,12 @@ class Say:
             )
 
     def end(self):
-        """Watch."""
+        """Print the time of the whole run."""
         print(f"{self.name}: {time.perf_counter() - self.began:.1f} s", flush=True)
 
 
 def work(given: argparse.Namespace, stop: Callable[[], bool]) -> bool:
-    """Train and measure the runs; False where one failed or was interrupted."""
+    """Train and measure the runs; False if one failed or was interrupted."""
     data, known, well = load("cifar10"), {} if given.again else read(RESULTS), True
     for name in given.names or ALL:
         if name in known:
@@ -127,7 +122,7 @@ def work(given: argparse.Namespace, stop: Callable[[], bool]) -> bool:
         except Interrupted as stopped:
             print(f"{name}: {stopped}", flush=True)
             return False
-        except Exception:  # the other runs still count
+        except Exception:  # the other runs go on
             traceback.print_exc()
             well = False
     return well
@@ -142,10 +137,10 @@ def result_of(folder: Path, name: str) -> Path:
 
 
 def one(name: str, given: argparse.Namespace, data: Dataset, stop: Callable[[], bool]) -> None:
-    """Train it and measure it."""
+    """Train and measure one run, and write its row."""
     config, folder = ALL[name], given.runs / name
     same = {"device": given.device, "data": data, "resume": True, "tensorboard": False}
-    model = train(config, folder, watch=Say(name), stop=stop, **same)
+    model = train(config, folder, tracker=EpochPrinter(name), stop=stop, **same)
     began = time.perf_counter()
     shared: dict[str, Any] = {"precision": "bf16", "doubts": False, "store": folder / "verdicts"}
     found = evaluate(model, data.test.x, data.test.y, QUICK_DAT, **shared)
@@ -203,7 +198,7 @@ def main() -> None:
     parser.add_argument("runs", type=Path)
     parser.add_argument("out", type=Path, nargs="?")
     parser.add_argument("--names", nargs="*", choices=[*ALL], default=[])
-    parser.add_argument("--again", action="store_true", help="also what is in RESULTS")
+    parser.add_argument("--again", action="store_true", help="run again what is in RESULTS")
     parser.add_argument("--minutes", type=float, default=9.0)
     parser.add_argument("--device", default="cuda")
     given = parser.parse_args()

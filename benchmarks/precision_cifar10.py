@@ -4,7 +4,7 @@
     SPARRING_DATA=DATA python3 benchmarks/precision_cifar10.py RUNS OUT.json --way fast --seeds 0 1 2
     SPARRING_DATA=DATA python3 benchmarks/precision_cifar10.py RUNS OUT.json --given plain-0=FILE
 
-A run that is not finished after --minutes is saved, and continues when called again; the last line measures given
+A run that is not finished after --minutes is saved, and continues when called again. The last line measures given
 weights. Test set, n = 10,000, protocol dat, gradients in bf16 and verdicts in fp32 (fp32 gradients give the same
 accuracies to 0.06 points: results/evaluation/speed-h200.json).
 """
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from methods_cifar10 import Say
+from methods_cifar10 import EpochPrinter
 
 from sparring.cli.train import stopping
 from sparring.data import Dataset, load
@@ -29,16 +29,15 @@ from sparring.evaluation import evaluate
 from sparring.recipes import cifar10
 from sparring.schedules import parse
 from sparring.training import run_folder
-from sparring.training.config import to_json
+from sparring.training.config import to_json, with_objective
 from sparring.training.loop import Interrupted, train
 from sparring.weights import load_model
 
 CONFIG = replace(
-    cifar10.FAT,
+    with_objective(cifar10.FAT, tau="0,1@40%,2@75%"),
     epochs=20,
     lr=parse("one-cycle:0.2"),
     weight_decay=5e-4,
-    attack=replace(cifar10.FAT.attack, tau=parse("0,1@40%,2@75%")),
 )
 WAYS = {"plain": ("fp32", "plain"), "fast": ("bf16", "fast"), "fast-fp32": ("fp32", "fast")}
 
@@ -102,10 +101,9 @@ def main() -> None:
         folder = given.runs / f"{given.way}-{seed}"
         same = {"device": given.device, "data": data, "tensorboard": False, "resume": True, "engine": engine}
         try:
-            watch = Say(folder.name)
             with stopping() as stop:
                 over = lambda: stop() or time.monotonic() > late  # noqa: E731
-                model = train(config, folder, watch=watch, stop=over, **same)
+                model = train(config, folder, tracker=EpochPrinter(folder.name), stop=over, **same)
         except Interrupted as stopped:
             sys.exit(f"{folder.name}: {stopped}")
         metrics = run_folder.read_metrics(folder)

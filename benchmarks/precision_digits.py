@@ -3,8 +3,8 @@
     OMP_NUM_THREADS=1 python benchmarks/precision_digits.py OUT.json FIRST LAST
 
 One thread; `fat-digits`, seeds FIRST to LAST - 1, each in both precisions. Natural accuracy and PGD-20 (eps 0.3, steps
-of 0.03, uniform start) on the 450 test images, by the fp32 weights in fp32. OUT.json grows seed by seed: what it holds
-already is not trained again. Eager torch replaces the GPU's kernels, so this measures bf16 and how the engine uses it
+of 0.03, uniform start) on the 450 test images, by the fp32 weights in fp32. Seeds that are in OUT.json are not trained
+again. Eager torch replaces the GPU's kernels, so this measures bf16 and how the engine uses it
 (copies of the weights, the folded network), not Triton.
 """
 
@@ -29,7 +29,7 @@ CPU = torch.device("cpu")
 
 
 def measured(seed: int, precision: str) -> dict[str, float]:
-    """One run's accuracies."""
+    """Natural and PGD-20 accuracy of one run."""
     data = load("digits")
     config = replace(recipes.find("fat-digits").config, seed=seed, precision=precision, validation=120)
     with tempfile.TemporaryDirectory() as folder:
