@@ -28,29 +28,31 @@ def compile_all(variant: str) -> None:
     from triton.backends.compiler import GPUTarget
     from triton.runtime import driver
 
-    from sparring.engine import conv, ends, pooling, reading
-    from sparring.engine.buckets import bucket_sizes
-    from sparring.engine.fold import fold
+    from sparring.engine.attack.buckets import bucket_sizes
+    from sparring.engine.attack.folded import fold
+    from sparring.engine.manual import read_chain
+    from sparring.engine.triton import conv, first_layer, pooling
     from sparring.models import build
 
     h200 = GPUTarget("cuda", 90, 32)
     device = {"get_current_device": lambda: 0, "get_current_stream": lambda device=None: 0}
     driver.set_active(SimpleNamespace(**device, get_current_target=lambda: h200))
-    reading.convolutions_for = lambda device: (conv, ends, pooling)
+    read_chain.convolutions_for = lambda device: (conv, first_layer, pooling)
     if variant == VARIANTS[0]:
         del triton.AsyncCompileMode
     manual = fold(build("resnet18", num_classes=10).eval(), dtype=torch.bfloat16, fused=True).manual
     began = time.perf_counter()
     manual.compile_for(bucket_sizes(128), (3, 32, 32))
     seconds = time.perf_counter() - began
-    kernels = sum(len(kernel.device_caches[0][0]) for kernel in (conv._conv, ends._stem, ends._taps, ends._to_pixels))
+    layers = (conv._conv, first_layer._stem, first_layer._taps, first_layer._to_pixels)
+    kernels = sum(len(kernel.device_caches[0][0]) for kernel in layers)
     print(json.dumps({"seconds": seconds, "kernels": kernels, "triton": triton.__version__}))
 
 
 def main(out: Path | None) -> None:
     import torch
 
-    from sparring import runs
+    from sparring.training import run_folder
 
     found: dict[str, list[dict[str, float]]] = {variant: [] for variant in VARIANTS}
     for _ in range(REPEATS):
@@ -65,7 +67,7 @@ def main(out: Path | None) -> None:
         for variant, each in found.items()
     }
     ratio = summary[VARIANTS[0]]["median_s"] / summary[VARIANTS[1]]["median_s"]
-    result = {**summary, "ratio": ratio, "cores": os.cpu_count(), **runs.environment(torch.device("cpu"))}
+    result = {**summary, "ratio": ratio, "cores": os.cpu_count(), **run_folder.environment(torch.device("cpu"))}
     print(json.dumps(result, indent=1))
     if out is not None:
         out.write_text(json.dumps(result, indent=1) + "\n")
