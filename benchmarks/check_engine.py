@@ -45,6 +45,7 @@ def made(name: str, half: bool):
         device=DEVICE,
         half=half,
         kind="fast",
+        rehearse=half,
     )
     return model, engine, began
 
