@@ -338,10 +338,13 @@ def _attack_paths(model: nn.Module, images: Tensor, run: _Run, failures: list[st
 def _folded_paths(model: nn.Module, exact: Folded, images: Tensor, run: _Run, failures: list[str]) -> Iterator[_Attack]:
     """The paths of a model that can be folded."""
     if run.half and run.cuda:
-        fused = fold(model, dtype=torch.bfloat16, fused=True, without=run.without)
         sizes = bucket_sizes(run.batch, every=run.every)
         ahead_of_time = "compile_ahead" not in run.without
-        problem = fused_mismatch(fused, model, images[:_PROBE].float(), sizes=sizes, compile_ahead=ahead_of_time)
+        try:
+            fused = fold(model, dtype=torch.bfloat16, fused=True, without=run.without)
+            problem = fused_mismatch(fused, model, images[:_PROBE].float(), sizes=sizes, compile_ahead=ahead_of_time)
+        except NotFolded as error:
+            problem = str(error)
         if problem:
             failures.append(problem)
         else:
@@ -407,7 +410,13 @@ def _select_update(
     compiled = run.cuda
     while not why:
         assert isinstance(optimizer, torch.optim.SGD)
-        update = FastUpdate(model, optimizer, loss, norms=norms, compiled=compiled, **given)
+        try:
+            update = FastUpdate(model, optimizer, loss, norms=norms, compiled=compiled, **given)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # a model that cannot be copied
+            failures.append(f"the model cannot be copied ({reason(error)})")
+            break
         fused = update.amp_copy.fused is not None
         how = "fused batch-norm" if fused else "torch.compile" if compiled else "plain layers"
         try:
