@@ -16,12 +16,11 @@ import time
 
 import torch
 
-from sparring.attacks import friendly_pgd
 from sparring.engine import PlainUpdate, prepare
 from sparring.engine.attack.folded import fold
 from sparring.engine.attack.replay import Replayed
 from sparring.models import build
-from sparring.objectives import OBJECTIVES
+from sparring.objectives import FAT, KTauPGD
 
 BATCH, SHAPE, STEPS = 128, (3, 32, 32), 10
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -35,18 +34,18 @@ def made(name: str, half: bool):
     with torch.no_grad():
         model.train()(torch.rand(256, *SHAPE, device=DEVICE))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9, weight_decay=2e-4)
-    loss = OBJECTIVES["fat"].loss
     began = time.perf_counter()
     engine = prepare(
         model,
         optimizer,
-        lambda m, x, x_adv, y: loss(m, x, x_adv, y, 6.0),
+        FAT().loss,
         batch=BATCH,
         shape=SHAPE,
         classes=10,
         device=DEVICE,
         half=half,
         kind="fast",
+        rehearse=half,
     )
     return model, engine, began
 
@@ -61,17 +60,9 @@ def batch(model, seed: int, wrong: float = 0.1):
     return x, torch.where(flip, (y + 1) % 10, y)
 
 
-def setting(**changes):
-    return {
-        "eps": 8 / 255,
-        "step_size": 0.007,
-        "steps": STEPS,
-        "tau": 0,
-        "loss": "ce",
-        "start": "uniform",
-        "noise": 0.0,
-        "project": True,
-    } | changes
+def search(**changes) -> KTauPGD:
+    given = {"eps": 8 / 255, "step_size": 0.007, "steps": STEPS, "tau": 0, "loss": "ce", "start": "uniform"}
+    return KTauPGD(**(given | changes))
 
 
 def correctness() -> list[dict]:
@@ -94,10 +85,9 @@ def correctness() -> list[dict]:
         model, engine, _ = engines[name]
         x, y = batch(model, seed=1)
         for count in (BATCH, 77):
-            given = setting(loss=loss, tau=tau, noise=noise, step_size=size, project=project)
-            ours = engine.walk(model, x[:count], y[:count], generator=torch.Generator(DEVICE).manual_seed(3), **given)
-            x_adv, backprops = ours.x_adv.clone(), ours.backprops.clone()
-            plain = friendly_pgd(model, x[:count], y[:count], generator=torch.Generator(DEVICE).manual_seed(3), **given)
+            pgd = search(loss=loss, tau=tau, noise=noise, step_size=size, project=project)
+            x_adv, backprops = attacked(engine, x[:count], y[:count], pgd)
+            plain = pgd(model, x[:count], y[:count], torch.Generator(DEVICE).manual_seed(3))
             row = {
                 "model": name,
                 "project": project,
@@ -121,7 +111,7 @@ def hand_written(name: str, counts: tuple[int, ...]) -> list[dict]:
     rows = []
     model, engine, _ = made(name, half=True)
     print(engine.line, flush=True)
-    ours, exact = engine.network.network, fold(model, dtype=torch.float32, fused=False)
+    ours, exact = engine.gradients.network, fold(model, dtype=torch.float32, fused=False)
     theirs = fold(model, dtype=torch.bfloat16, fused=True)
     assert ours.manual is not None
     theirs.manual = None
@@ -147,8 +137,8 @@ def hand_written(name: str, counts: tuple[int, ...]) -> list[dict]:
     return rows
 
 
-def attacked(engine, model, x, y, given) -> tuple[torch.Tensor, torch.Tensor]:
-    found = engine.walk(model, x, y, generator=torch.Generator(DEVICE).manual_seed(3), **given)
+def attacked(engine, x, y, pgd) -> tuple[torch.Tensor, torch.Tensor]:
+    found = engine.attack(pgd, x, y, torch.Generator(DEVICE).manual_seed(3))
     return found.x_adv.clone(), found.backprops.clone()
 
 
@@ -161,15 +151,14 @@ def two_graph_step(name: str) -> list[dict]:
     x, y = batch(model, seed=1, wrong=0.4)
     rows = []
     for tau, count, size in ((0, BATCH, 0.0005), (2, BATCH, 0.0005), (0, 120, 0.0005), (0, 77, 0.0005)):
-        given = setting(tau=tau, step_size=size)
-        x_adv, backprops = attacked(engine, model, x[:count], y[:count], given)
-        (bench,) = engine.walk.made.values()
-        assert bench.check is not None
-        kept, bench.check, bench.halve = bench.check, None, lambda: None  # else the two graphs are captured again
-        their_x_adv, their_backprops = attacked(engine, model, x[:count], y[:count], given)
-        assert bench.check is None
-        bench.check = kept
-        del bench.halve
+        pgd = search(tau=tau, step_size=size)
+        x_adv, backprops = attacked(engine, x[:count], y[:count], pgd)
+        (captured,) = engine.runner.made.values()
+        assert captured.check is not None
+        kept, captured.check, engine.runner.halves = captured.check, None, False
+        their_x_adv, their_backprops = attacked(engine, x[:count], y[:count], pgd)
+        assert captured.check is None
+        captured.check, engine.runner.halves = kept, True
         row = {"model": name, "tau": tau, "count": count, "mean_bps": their_backprops.double().mean().item()}
         row["bps_equal"] = (backprops == their_backprops).double().mean().item()
         row["pixels_equal"] = ((x_adv - their_x_adv).abs() < 1e-6).double().mean().item()
@@ -185,14 +174,14 @@ def updates() -> dict:
     Partial batches and weight perturbation (AWP) are among the nine updates.
     """
     model, engine, _ = made("resnet18", half=True)
-    update, loss = engine.update, OBJECTIVES["fat"].loss
+    update, loss = engine.step, FAT().loss
     assert update.sgd.at_once is not None and len(update.amp_copy.copies) == 22
     theirs = copy.deepcopy(model)
     optimizer = torch.optim.SGD(theirs.parameters(), lr=0.0, momentum=0.9, weight_decay=2e-4)
 
     def cast(m, x, x_adv, y):
         with torch.autocast("cuda", dtype=torch.bfloat16):
-            return loss(lambda images: m(images).float(), x, x_adv, y, 6.0)
+            return loss(lambda images: m(images).float(), x, x_adv, y)
 
     reference = PlainUpdate(theirs, optimizer, cast)
     begin = torch.cat([parameter.detach().flatten().clone() for parameter in model.parameters()])
@@ -224,7 +213,7 @@ def updates() -> dict:
 def replayed() -> list[dict]:
     """Captured gradients against the same launched kernel by kernel: relative distance, and ms of each."""
     _, engine, _ = made("resnet18", half=True)
-    theirs = engine.network.network
+    theirs = engine.gradients.network
     ours = Replayed(theirs)
     rows = []
     for count in (5, 32, 100, 500, 1000):

@@ -1,21 +1,24 @@
+"""What `sparring bench` measures: every part runs, counts add up, and the paths that are compared do the same work."""
+
 from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
 from sparring import cli, recipes
-from sparring.bench import Benchmark, Options, side_by_side
+from sparring.bench import Benchmark, Options
 from sparring.bench.timing import timed
 from sparring.data import load
-from sparring.training import loop
-from sparring.training.config import to_json
 
 CPU = torch.device("cpu")
 FEW = Options(taus=(0, 2), images=200, plain_batches=2, together=(1, 2), repeats=2, rounds=2)
+
+
+def made(**changes):
+    return Benchmark(recipes.find("fat-digits").config, load("digits"), CPU, replace(FEW, **changes))
 
 
 def test_a_median_with_its_spread():
@@ -26,12 +29,12 @@ def test_a_median_with_its_spread():
 
 
 def test_every_part_on_a_cpu():
-    bench = Benchmark(recipes.find("fat-digits").config, load("digits"), CPU, FEW)
+    bench = made()
     parts = dict(bench.parts())
     assert list(parts) == list(bench.every) and all(parts.values())
     assert parts["start-up"][0][1].startswith("engine: plain, fp32 (captured graphs and bf16 need CUDA)")
     madry, *friendly = bench.found["epochs"]
-    assert madry["backprops"] == bench.config.attack.steps  # nobody stops
+    assert madry["backprops"] == bench.training.objective.steps  # no example stops
     assert [row["name"] for row in friendly] == ["FAT, tau 0", "FAT, tau 2"]
     assert friendly[0]["backprops"] < friendly[1]["backprops"] < madry["backprops"]
     for row in (madry, *friendly):
@@ -43,34 +46,26 @@ def test_every_part_on_a_cpu():
         assert 2 * row["backprops"] == pytest.approx(first["backprops"] + second["backprops"])
     assert madry["of_madry_low"] == madry["of_madry_high"] == 1.0
     assert [(row["runs"], row["share"], row["n"]) for row in bench.found["together"]] == [(1, 100, 2), (2, 100, 2)]
-    parts = [bench.start[f"{part}_s"] for part in ("imports", "data", "device", "attack", "update")]
-    assert min(parts) >= 0 and sum(parts) == pytest.approx(bench.start["process_s"])
-    assert sum(parts[-2:]) == pytest.approx(bench.start["first_step_s"])
+    start = bench.found["start_up"]
+    parts = [start[f"{part}_s"] for part in ("imports", "data", "device", "attack", "update")]
+    assert min(parts) >= 0 and sum(parts) == pytest.approx(start["process_s"])
+    assert sum(parts[-2:]) == pytest.approx(start["first_step_s"])
     json.dumps(bench.found)
 
 
-def test_the_engines_epoch_is_the_sum_of_what_it_launched(monkeypatch):
+def test_an_epoch_is_the_sum_of_what_it_launched(monkeypatch):
     """With the fast engine (uncaptured on a CPU) every launch is counted, and the counts agree in fp32."""
-    real = loop.engine_for
-
-    def fast(config, state, data, device, kind):
-        return real(config, state, data, device, "plain" if kind == "plain" else "fast")
-
-    monkeypatch.setattr(loop, "engine_for", fast)
-    bench = Benchmark(recipes.find("fat-digits").config, load("digits"), CPU, replace(FEW, before=0))
-    sizes: list[int] = []
-    update = bench.engine.update
-    bench.engine = replace(bench.engine, update=lambda x, *given: sizes.append(len(x)) or update(x, *given))
-    bench.engine.update.failed = update.failed
+    bench = made(before=0, engine="fast")
+    sizes, update = [], bench.engine.update
+    monkeypatch.setattr(bench.engine, "update", lambda x, *given: sizes.append(len(x)) or update(x, *given))
     dict(bench.parts(["correct", "steps", "epochs"]))
     epochs = FEW.rounds * (1 + len(FEW.taus))
     assert sizes.count(FEW.images % bench.config.batch_size) == epochs + 2  # the last batch's size is met before any
     for row in bench.found["correct"]:
         assert row["same_backprops"] == row["n"]
     madry, friendly, _ = bench.found["epochs"]
-    batches = -(-FEW.images // bench.config.batch_size)
-    assert sum(madry["launched"].values()) == batches * bench.config.attack.steps
-    assert sum(friendly["launched"].values()) <= batches * bench.config.attack.steps
+    batches, steps = -(-FEW.images // bench.config.batch_size), bench.training.objective.steps
+    assert sum(madry["launched"].values()) == batches * steps >= sum(friendly["launched"].values())
     assert madry["over_its_steps"] == pytest.approx(madry["seconds"] / madry["own_steps_s"])  # medians of equal sums
     assert madry["own_steps_s"] == pytest.approx(
         sum(n * bench.step_times[size].median for size, n in madry["launched"].items()) + batches * bench.update.median
@@ -78,44 +73,40 @@ def test_the_engines_epoch_is_the_sum_of_what_it_launched(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["plain", "fast"])
-def test_every_way_does_the_same_work(kind, monkeypatch):
-    """Alone, on a model that has been warmed up: from the same weights and statistics as many back-propagations."""
-    real = loop.engine_for
-    chosen = lambda asked: "plain" if asked == "plain" else kind  # noqa: E731
-    monkeypatch.setattr(loop, "engine_for", lambda c, s, d, where, asked: real(c, s, d, where, chosen(asked)))
-    bench = Benchmark(recipes.find("fat-digits").config, load("digits"), CPU, replace(FEW, images=600, before=2))
+def test_every_path_does_the_same_work(kind):
+    """On a model that has been warmed up: from the same weights and statistics as many back-propagations."""
+    bench = made(images=600, before=2, engine=kind)
     before = {name: tensor.clone() for name, tensor in bench.state.model.state_dict().items()}
-    said = dict(bench.parts(["plain"]))["plain"]
+    rows = dict(bench.parts(["plain"]))["plain"]
     if kind == "plain":
-        assert said.pop(0)[1] == "the engine is off here: it is the plain path"
-    for row, (what, told) in zip(bench.found["plain"], said, strict=True):
-        steps = [row[way]["backprops"] for way in ("engine", "plain", "literal")]
+        assert rows.pop(0)[1] == "the engine is off here: it is the plain path"
+    for row, (what, text) in zip(bench.found["plain"], rows, strict=True):
+        steps = [row[path]["backprops"] for path in ("engine", "plain", "literal")]
         assert steps == pytest.approx([steps[0]] * 3, rel=0.05) and f"{steps[0]:.2f} BPs" in what
-        assert told.count("n=2") == 3  # a spread each
-    assert bench.found["plain"][1]["engine"]["backprops"] > 0.5  # tau 0: not fooled at once
-    after = bench.state.model.state_dict()
+        assert text.count("n=2") == 3  # a spread each
+    assert bench.found["plain"][1]["engine"]["backprops"] > 0.5  # tau 0: not fooled at the first step
+    after = {name: tensor.clone() for name, tensor in bench.state.model.state_dict().items()}
     assert any(not torch.equal(before[name], after[name]) for name in before)  # it was warmed up
-    kept = {name: tensor.clone() for name, tensor in after.items()}
     bench.plain()
-    assert all(torch.equal(kept[name], tensor) for name, tensor in bench.state.model.state_dict().items())
-    x, _ = bench._batch(0)
-    bench.state.model.eval()
+    assert all(torch.equal(after[name], tensor) for name, tensor in bench.state.model.state_dict().items())
+    x, _ = bench.training.batch(0)
+    judged = bench.engine.judged()
+    judged.model.eval()
     with torch.no_grad():
-        ours, theirs = bench.engine.network(x), bench.state.model(x)
-    torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)  # folded anew, where it is folded
+        torch.testing.assert_close(judged.gradients(x), judged.model(x), rtol=1e-3, atol=1e-4)  # it was refreshed
 
 
 def test_every_batch_is_met_before_the_clock_runs(monkeypatch):
-    bench = Benchmark(recipes.find("fat-digits").config, load("digits"), CPU, replace(FEW, before=0, plain_batches=3))
-    met, real, clock = [], bench._batch, []
-    monkeypatch.setattr(bench, "_batch", lambda index: met.append(index) or real(index))
+    bench = made(before=0, plain_batches=3)
+    met, real, clock = [], bench.training.batch, []
+    monkeypatch.setattr(bench.training, "batch", lambda index: met.append(index) or real(index))
     monkeypatch.setattr("sparring.bench.timing.wait", lambda device: clock.append(len(met)))
     bench._batches("plain", bench.engine, bench.state.model, 0)
     assert met == 3 * [0, 1, 2] and clock == [3, 6, 6, 9]  # the clock is read behind all batches of a round
 
 
 @pytest.mark.parametrize(("device", "share", "name"), [("cuda", 50, "4 at once, 50 % each"), ("cpu", 100, "4 at once")])
-def test_runs_side_by_side_have_the_share_that_is_told(device, share, name, monkeypatch):
+def test_runs_side_by_side_have_the_share_that_is_reported(device, share, name, monkeypatch):
     """Of a GPU: a CPU is not shared out."""
     asked = []
 
@@ -124,42 +115,32 @@ def test_runs_side_by_side_have_the_share_that_is_told(device, share, name, monk
         return [1.0, 2.0]
 
     monkeypatch.setattr("sparring.bench.measure.images_per_second", speeds)
-    bench = Benchmark(recipes.find("fat-digits").config, load("digits"), CPU, replace(FEW, together=(1, 4)))
+    bench = made(together=(1, 4))
     bench.device = torch.device(device)
     ((_, rows),) = bench.parts(["together"])
     assert asked == [(1, 100), (4, share)] == [(row["runs"], row["share"]) for row in bench.found["together"]]
     assert [title for title, _ in rows] == ["1 at once", name]
 
 
-def test_each_of_them_has_its_share(monkeypatch):
+def test_an_update_is_timed_with_the_perturbation_it_has(monkeypatch):
+    """A run with AWP takes twice the passes; so does the update that its epoch is compared with."""
     asked = []
-
-    def run(commands, *, device, share):
-        asked.append((len(commands), share))
-        folder = Path(commands[0][-2])
-        for seed in range(len(commands)):
-            (folder / f"done-{seed}").write_text("[10.0, 20.0]")
-
-    monkeypatch.setattr(side_by_side, "run_together", run)
-    given = {"device": CPU, "images": 0, "tau": 0, "rounds": 2}
-    assert side_by_side.images_per_second(recipes.find("fat-digits").config, 3, share=66, **given) == [30.0, 60.0]
-    assert asked == [(3, 66)]
-
-
-def test_a_last_batch_is_met_before_they_wait_for_each_other(tmp_path, monkeypatch):
-    task = {"config": to_json(recipes.find("fat-digits").config), "count": 1, "device": "cpu", "images": 100}
-    (tmp_path / "task.json").write_text(json.dumps(task | {"tau": 0, "rounds": 1}))
-    met = []
-    monkeypatch.setattr(Benchmark, "last_batch", lambda bench: met.append((tmp_path / "ready-0").exists()))
-    side_by_side._one(tmp_path, 0)
-    assert met == [False] and (tmp_path / "done-0").exists()
+    for name in ("fat-digits", "fat-awp-digits"):
+        bench = Benchmark(recipes.find(name).config, load("digits"), CPU, FEW)
+        real, seen = bench.engine.update, []
+        monkeypatch.setattr(
+            bench.engine, "update", lambda *given, real=real, seen=seen: seen.append(given[4]) or real(*given)
+        )
+        bench.steps()
+        asked.append(set(seen))
+    assert asked == [{0.0}, {0.005}]
 
 
 def test_the_command(tmp_path, capsys):
     few = ["--images", "128", "--repeats", "2", "--rounds", "2", "--device", "cpu", "--taus", "0"]
     assert cli.main(["bench", "fat-digits", "--only", "steps", "epochs", "--json", str(tmp_path / "b.json"), *few]) == 0
-    said = capsys.readouterr().out
-    assert "Madry, 10.00 BPs" in said and "FAT, tau 0" in said and "update" in said
+    text = capsys.readouterr().out
+    assert "Madry, 10.00 BPs" in text and "FAT, tau 0" in text and "update" in text
     found = json.loads((tmp_path / "b.json").read_text())
     assert found["config"]["objective"] == "fat" and found["device"].endswith("CPU")
 
@@ -172,49 +153,22 @@ def test_the_command(tmp_path, capsys):
         (["fat-digts"], "fat-digits"),
         (["--json", "nowhere/b.json"], "cannot be written"),
         (["--repeats", "0"], "--repeats must be at least 1"),
-        (["--plain-batches", "0"], "--plain-batches must be at least 1"),
         (["--images", "-1"], "--images must be at least 0"),
         (["--batch-size", "0"], "batch_size must be at least 1"),
         (["--taus", "-1"], "--taus needs numbers of at least 0"),
-        (["--together", "0"], "--together needs numbers of at least 1"),
         (["--together"], "--together needs numbers of at least 1, got none"),
-        (["--rounds", "0"], "--rounds must be at least 1"),
+        (["--only", "parts", "--parts-of", "magic"], "--parts-of knows"),
     ],
 )
 def test_what_cannot_be_is_refused(words, why, capsys):
     assert cli.main(["bench", "--device", "cpu", *words]) == 2
-    said = capsys.readouterr().err
-    assert why in said and len(said.strip().splitlines()) == 1
+    text = capsys.readouterr().err
+    assert why in text and len(text.strip().splitlines()) == 1
 
 
 def test_start_up_with_an_empty_and_a_full_cache(tmp_path):
     out = tmp_path / "b.json"
-    assert (
-        cli.main(["bench", "fat-digits", "--only", "memory", "--cold-start", "--device", "cpu", "--json", str(out)])
-        == 0
-    )
+    words = ["bench", "fat-digits", "--only", "memory", "--cold-start", "--device", "cpu", "--json", str(out)]
+    assert cli.main(words) == 0
     found = json.loads(out.read_text())["cold_start"]
     assert set(found) == {"empty", "full"} and all(start["first_step_s"] > 0 for start in found.values())
-
-
-def test_wide_networks_are_one_word_away():
-    config = replace(recipes.find("fat-digits").config, model="small_cnn")
-    assert Benchmark(config, load("digits"), CPU, FEW).state.model.__class__.__name__ == "SmallCNN"
-
-
-def test_an_update_is_timed_with_the_perturbation_it_has():
-    """A run with AWP takes twice the passes; so does the update that its epoch is compared with."""
-    asked = []
-    for name in ("fat-digits", "fat-awp-digits"):
-        bench = Benchmark(recipes.find(name).config, load("digits"), CPU, FEW)
-        real = bench.engine.update
-        seen = []
-
-        def update(x, x_adv, y, lr, awp=0.0, real=real, seen=seen):
-            seen.append(awp)
-            return real(x, x_adv, y, lr, awp)
-
-        bench.engine = replace(bench.engine, update=update)
-        bench.steps()
-        asked.append(set(seen))
-    assert asked == [{0.0}, {0.005}]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sparring.engine import cuda_graphs
-from sparring.engine.cuda_graphs import Captured, SideStream
+from sparring.engine.cuda_graphs import Captured, NotCapturable, SideStream
 from tests.engine.streams import Streams
 
 GIB = 2**30
@@ -138,3 +138,42 @@ def test_without_cuda_nothing_is_beside():
         pass
     beside.read()
     assert beside.last is None
+
+
+@pytest.mark.parametrize("message", ["CUDA error: operation not permitted when stream is capturing", "no such kernel"])
+def test_an_invalidated_capture_leaves_cuda_usable(asked, monkeypatch, message):
+    """CUDA refuses to end it: torch's allocator has to leave the pool, and a clean capture resets the generator."""
+    failing = [True]
+
+    def end(graph) -> None:
+        asked.append("end")
+        if failing:
+            failing.clear()
+            raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+
+    def work() -> None:
+        asked.append("work")
+        if asked.count("work") > 2:
+            raise RuntimeError(message)
+
+    begin = lambda graph, **given: asked.append(f"begin in {given.get('pool')}")  # noqa: E731
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "capture_begin", begin)
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "capture_end", end)
+    for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
+        monkeypatch.setattr(torch._C, name, lambda *given, name=name: asked.append(f"{name}{given}"), raising=False)
+    monkeypatch.setattr(torch.cuda.Stream, "device", torch.device("cpu"), raising=False)
+    with pytest.raises(NotCapturable, match="cannot be captured" if "capturing" in message else "no such kernel"):
+        Captured(work, "pool")
+    left = ["_cuda_endAllocateToPool(0, 'pool')", "_cuda_releasePool(0, 'pool')"]
+    assert asked[len(WARM_UP) :] == [
+        *("aside", "begin in pool", "work", "end", *left, "aside", "synchronize", "begin in None", "end", "back")
+    ]
+
+
+def test_a_capture_that_cannot_be_ended_is_reported(asked, monkeypatch):
+    def end(graph) -> None:
+        raise RuntimeError("unjoined work")
+
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "capture_end", end)
+    with pytest.raises(NotCapturable, match="unjoined work"):
+        Captured(lambda: None, "pool")

@@ -129,7 +129,7 @@ class Benchmark:
         allowed = torch.backends.cudnn.allow_tf32
         torch.backends.cudnn.allow_tf32 = False
         try:
-            engine = engine_for(exact, state, self.data, self.device, self.options.engine, ())
+            engine = engine_for(exact, state, self.data, self.device, self.options.engine, rehearse=False)
             rows, kept = [], []
             for tau in (0, 2):
                 x, y = self.training.batch(1)

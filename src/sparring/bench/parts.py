@@ -182,7 +182,7 @@ class _Ablation:
     def _rebuild(self, without: Sequence[str]) -> None:
         """A fresh model and engine; the last engine's memory is released first."""
         training = self.training
-        del training.engine
+        vars(training).pop("engine", None)  # none where the last one could not be made
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()

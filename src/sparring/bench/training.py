@@ -127,10 +127,17 @@ def fat_of(config: Config) -> FAT:
 
 
 def engine_for(
-    config: Config, state: State, data: Dataset, device: torch.device, kind: Kind, without: Collection[str]
+    config: Config,
+    state: State,
+    data: Dataset,
+    device: torch.device,
+    kind: Kind,
+    without: Collection[str] = (),
+    *,
+    rehearse: bool = True,
 ) -> Engine:
-    """The engine of a training run, or the same without some of its hand-written parts."""
-    if not without:
+    """The engine of a training run; or the same without some of its hand-written parts, or without its update."""
+    if not without and rehearse:
         return loop.engine_for(config, state, data, device, kind)
     return prepare(
         state.model,
@@ -145,4 +152,5 @@ def engine_for(
         ema=config.ema,
         images=data.train.x[:64].to(device).float() / 255,
         without=without,
+        rehearse=rehearse,
     )

@@ -177,6 +177,7 @@ def prepare(
     fixed_sizes: bool = True,
     exchange: Exchange = alone,
     without: Collection[str] = (),
+    rehearse: bool = True,
 ) -> Engine:
     """The engine for a run.
 
@@ -192,6 +193,7 @@ def prepare(
         exchange: makes the loss and the gradients of an update their mean over all processes, in place; in a captured
             graph, where there is one. The attack needs none: each process has its own images.
         without: hand-written parts to leave out, by their names in `PARTS`.
+        rehearse: capture the update now, so that `line` is true from the start; else at its first use.
     """
     for name in without:
         if name not in PARTS:
@@ -221,7 +223,9 @@ def prepare(
                 average.move()
 
         also = list(average.state().values()) if average else ()
-        update, update_how = _select_update(model, optimizer, loss, numbers, after=after, also=also, exchange=exchange)
+        update, update_how = _select_update(
+            model, optimizer, loss, numbers, after=after, also=also, exchange=exchange, rehearse=rehearse
+        )
     refresh = _nothing if folded is None else folded.refresh
     refresh()  # the rehearsal of the update has moved the statistics and restored them
     kernels = kernels_for(device) if "attack_step" not in without else None
@@ -334,10 +338,13 @@ def _attack_paths(model: nn.Module, images: Tensor, run: _Run, failures: list[st
 def _folded_paths(model: nn.Module, exact: Folded, images: Tensor, run: _Run, failures: list[str]) -> Iterator[_Attack]:
     """The paths of a model that can be folded."""
     if run.half and run.cuda:
-        fused = fold(model, dtype=torch.bfloat16, fused=True, without=run.without)
         sizes = bucket_sizes(run.batch, every=run.every)
         ahead_of_time = "compile_ahead" not in run.without
-        problem = fused_mismatch(fused, model, images[:_PROBE].float(), sizes=sizes, compile_ahead=ahead_of_time)
+        try:
+            fused = fold(model, dtype=torch.bfloat16, fused=True, without=run.without)
+            problem = fused_mismatch(fused, model, images[:_PROBE].float(), sizes=sizes, compile_ahead=ahead_of_time)
+        except NotFolded as error:
+            problem = str(error)
         if problem:
             failures.append(problem)
         else:
@@ -391,6 +398,7 @@ def _select_update(
     after: Callable[[], None],
     also: Collection[Tensor],
     exchange: Exchange,
+    rehearse: bool,
 ) -> tuple[Update, str]:
     """The first path of the update that works, and its description."""
     why = unsupported(optimizer, model)
@@ -402,11 +410,18 @@ def _select_update(
     compiled = run.cuda
     while not why:
         assert isinstance(optimizer, torch.optim.SGD)
-        update = FastUpdate(model, optimizer, loss, norms=norms, compiled=compiled, **given)
+        try:
+            update = FastUpdate(model, optimizer, loss, norms=norms, compiled=compiled, **given)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # a model that cannot be copied
+            failures.append(f"the model cannot be copied ({reason(error)})")
+            break
         fused = update.amp_copy.fused is not None
         how = "fused batch-norm" if fused else "torch.compile" if compiled else "plain layers"
         try:
-            update.rehearse()
+            if rehearse:
+                update.rehearse()
         except torch.OutOfMemoryError:
             raise
         except Exception as error:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from sparring.engine.cuda_graphs import NotCapturable
 from sparring.engine.ema import WeightAverage
 from sparring.engine.plain import PlainUpdate
 from sparring.engine.update.step import FastUpdate
@@ -296,3 +297,40 @@ def test_awp_leaves_vectors_alone():
     PlainUpdate(model, optimizer, loss)(x, x, y, 0.0, 0.1)
     assert all(torch.equal(bias, before["bias"]) for bias in biases) and len(biases) == 2
     torch.testing.assert_close(model.state_dict(), before)
+
+
+@pytest.mark.parametrize("mode", [True, False])
+def test_a_rehearsal_captures_train_mode_and_leaves_no_trace(mode, monkeypatch):
+    monkeypatch.setattr("sparring.engine.update.step.Captured", Warm)
+    (plain_model, plain), (model, fast) = pair("madry")
+    model.train(mode)
+    before = copy.deepcopy(model.state_dict())
+    fast.rehearse()
+    assert model.training == mode and all(torch.equal(a, before[name]) for name, a in model.state_dict().items())
+    (graph,) = fast.graphs.values()
+    x, y = images(model.eval(), 16)
+    for one in (model, plain_model):
+        one.train()
+    torch.testing.assert_close(plain(x, x, y, 0.05).float(), fast(x, x, y, 0.05).float(), rtol=1e-6, atol=1e-7)
+    assert list(fast.graphs.values()) == [graph]
+    model.eval()
+    fast(x, x, y, 0.05)  # what was captured is not the model in this mode
+    assert graph not in fast.graphs.values()
+
+
+def test_a_step_that_cannot_be_captured_runs_uncaptured(monkeypatch):
+    class Refuses(Warm):
+        def __init__(self, work, pool):
+            super().__init__(work, pool)
+            if pool is not None:
+                raise NotCapturable("it makes the host wait")
+
+    monkeypatch.setattr("sparring.engine.update.step.Captured", Refuses)
+    (plain_model, plain), (model, fast) = pair("madry")
+    fast.pool = "pool"
+    x, y = images(model.eval(), 16)
+    model.train(), plain_model.train()
+    for awp in (0.0, 0.0, 0.01):
+        one, other = plain(x, x, y, 0.05, awp), fast(x, x, y, 0.05, awp)
+        torch.testing.assert_close(one.float(), other.float(), rtol=1e-6, atol=1e-7)
+    assert fast.not_captured == "it makes the host wait" and fast.pool is None

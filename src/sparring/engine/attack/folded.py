@@ -119,7 +119,15 @@ def fold(model: nn.Module, *, dtype: torch.dtype, fused: bool, without: Collecti
         fused: whether to use cuDNN's fused convolutions (CUDA and bf16).
         without: hand-written parts to leave out: manual, manual_wide, refresh (engine/select.py).
     """
-    graph = _traced(model)
+    try:
+        return _fold(_traced(model), model, dtype, fused, without)
+    except (NotFolded, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # a layer that cannot be copied, a graph that cannot be rewritten
+        raise NotFolded(f"folding fails ({reason(error)})") from error
+
+
+def _fold(graph: fx.GraphModule, model: nn.Module, dtype: torch.dtype, fused: bool, without: Collection[str]) -> Folded:
     units: list[Unit] = []
     folded_norms: set[fx.Node] = set()  # the same layer may stand elsewhere once more
     for node in list(graph.graph.nodes):

@@ -99,19 +99,22 @@ class AmpCopy:
 
         self.module.forward = forward
 
-    def refresh(self) -> None:
+    def refresh(self) -> bool:
         """Follow the modes of the model's layers, and its weights where they were changed in place from outside.
 
         Torch counts such changes, a loaded checkpoint among them. A graph's are not counted: it writes the copies too.
+        Returns whether a mode has changed, so that what was captured is no longer the model.
         """
+        changed = False
         for ours, theirs in self.pairs:
             if ours.training != theirs.training:
-                ours.training = theirs.training
+                ours.training, changed = theirs.training, True
         versions = [weight._version for weight in self.weights]
         if versions != self.versions:
             with torch.no_grad():
                 torch._foreach_copy_(self.copies, self.weights)
             self.versions = versions
+        return changed
 
     def count(self) -> None:
         """Add the forwards since `forwards` was 0 to batch-norm's counts of batches."""

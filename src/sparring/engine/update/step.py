@@ -95,12 +95,24 @@ class FastUpdate:
         self.not_captured = ""  # the reason, where the step runs uncaptured
 
     def rehearse(self) -> None:
-        """Capture the step of a full batch. Raises what its operations raise; weights and statistics do not move."""
-        self._captured(len(self.x), False)
+        """Capture the step of a full batch, in train mode. Weights and statistics do not move.
+
+        Raises what the model's operations raise; where only the capture fails, the step runs uncaptured.
+        """
+        modes = [(module, module.training) for module in self.model.modules()]
+        try:
+            if not self.model.training:
+                self.model.train()
+            self.amp_copy.refresh()
+            self._captured(len(self.x), False)
+        finally:
+            for module, training in modes:
+                module.training = training
 
     def __call__(self, x: Tensor, x_adv: Tensor, y: Tensor, lr: float, awp: float = 0.0) -> Tensor:
         """Take the step and return the loss."""
-        self.amp_copy.refresh()
+        if self.amp_copy.refresh():
+            self.graphs.clear()  # captured in other modes
         self.sgd.lr.fill_(lr)
         self.awp.fill_(awp)
         # The last batch of an epoch: a graph if it comes again. But a capture's warm-up exchanges too, and a process
