@@ -16,7 +16,7 @@ def test_every_part_ends_where_the_next_begins(monkeypatch):
     parts = {"imports_s": 1.0, "data_s": 2.0, "device_s": 4.0, "attack_s": 8.0, "update_s": 16.0}
     assert found == parts | {"first_step_s": 24.0, "process_s": 31.0}
     told = "24.0 s, 31.0 s after the process began (imports 1.0, data 2.0, device 4.0, attack 8.0, update 16.0)"
-    assert start_up.told_start(found) == told
+    assert start_up.start_in_words(found) == told
 
 
 def test_a_process_began_before_it_imported_this(monkeypatch):

@@ -2,6 +2,6 @@
 
 from sparring.bench.measure import Benchmark, Options
 from sparring.bench.parts import AblationOptions, ablation
-from sparring.bench.start_up import told_start
+from sparring.bench.start_up import start_in_words
 
-__all__ = ["AblationOptions", "Benchmark", "Options", "ablation", "told_start"]
+__all__ = ["AblationOptions", "Benchmark", "Options", "ablation", "start_in_words"]

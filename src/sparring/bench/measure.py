@@ -19,7 +19,7 @@ import torch
 
 from sparring.bench.literal_loop import literal_pgd
 from sparring.bench.side_by_side import images_per_second
-from sparring.bench.start_up import told_start
+from sparring.bench.start_up import start_in_words
 from sparring.bench.timing import Timed, timed
 from sparring.bench.training import TimedTraining, engine_for
 from sparring.data import Dataset
@@ -110,7 +110,7 @@ class Benchmark:
 
     def start_up(self) -> Rows:
         """Seconds to the end of the first step: since the model was made, and since the process began."""
-        return [("this", self.engine.line), ("first step after", told_start(self.training.start))]
+        return [("this", self.engine.line), ("first step after", start_in_words(self.training.start))]
 
     def memory(self) -> Rows:
         """The peak of allocated memory."""

@@ -1,4 +1,4 @@
-"""How long a process takes to its first step, in parts."""
+"""Seconds from the start of a process to the end of its first step, in parts."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _PARTS = ("imports", "data", "device", "attack", "update")
 
 
 def start_up(given: float, began: float, attacked: float, done: float) -> dict[str, float]:
-    """Seconds of every part, of the engine's two together (`first_step_s`), and of all.
+    """Seconds of every part, of the engine's two (`first_step_s`), and of all.
 
     Args:
-        given: when the data were there, as all of these in seconds since the epoch.
-        began: when the model was.
-        attacked: when the first attack was made.
-        done: when the first update was.
+        given: when the data were loaded; all of these in seconds since the epoch.
+        began: when the model was made.
+        attacked: when the first attack was finished.
+        done: when the first update was finished.
     """
     process = _process_began()
     places = (process, _IMPORTED, given, began, attacked, done)
@@ -26,14 +26,14 @@ def start_up(given: float, began: float, attacked: float, done: float) -> dict[s
     return parts | {"first_step_s": done - began, "process_s": done - process}
 
 
-def told_start(start: Mapping[str, float]) -> str:
-    """A start-up in words, with its parts in their order."""
+def start_in_words(start: Mapping[str, float]) -> str:
+    """A start-up in words, with its parts in order."""
     parts = ", ".join(f"{name} {start[f'{name}_s']:.1f}" for name in _PARTS)
     return f"{start['first_step_s']:.1f} s, {start['process_s']:.1f} s after the process began ({parts})"
 
 
 def _process_began() -> float:
-    """Seconds since the epoch, by Linux's count of ticks since boot; elsewhere when this module was imported."""
+    """When the process began, by Linux's ticks since boot; elsewhere, when this module was imported."""
     try:
         ticks = float(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
         up = float(Path("/proc/uptime").read_text().split()[0])

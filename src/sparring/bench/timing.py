@@ -1,4 +1,4 @@
-"""How long something takes: a median with its spread, and the device made to finish before the clock is read."""
+"""Wall-clock times: a median with its spread; the clock is read after the device has finished."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 @dataclass(frozen=True)
 class Timed:
-    """Seconds of one piece of work, over several times it was done."""
+    """Seconds of one piece of work, over several measurements."""
 
     median: float
     low: float
@@ -21,7 +21,7 @@ class Timed:
 
     @classmethod
     def of(cls, seconds: Sequence[float]) -> Timed:
-        """What these measurements say."""
+        """The median and spread of these measurements."""
         return cls(statistics.median(seconds), min(seconds), max(seconds), len(seconds))
 
     @property
@@ -36,7 +36,7 @@ class Timed:
 
 
 def wait(device: torch.device) -> None:
-    """Until the device has done all it was given."""
+    """Wait until the device has finished."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -44,7 +44,7 @@ def wait(device: torch.device) -> None:
 def timed(
     work: Callable[[], object], device: torch.device, *, repeats: int = 20, warm_up: int = 3, inner: int = 1
 ) -> Timed:
-    """`work` done `inner` times between two looks at the clock, so often; seconds of one."""
+    """Seconds of one `work`, run `inner` times between two readings of the clock, `repeats` times."""
     for _ in range(warm_up):
         work()
     seconds = []

@@ -15,7 +15,7 @@ import torch
 import tyro
 
 from sparring import recipes
-from sparring.bench import AblationOptions, Benchmark, Options, ablation, told_start
+from sparring.bench import AblationOptions, Benchmark, Options, ablation, start_in_words
 from sparring.bench.training import fat_of
 from sparring.cli.arguments import parse
 from sparring.cli.console import Screen
@@ -105,7 +105,7 @@ def _measure(recipe: str, config: Config, device: torch.device, asked: Arguments
         bench.found["cold_start"] = _starts(recipe, config, asked.device, asked.without)
         for which, start in bench.found["cold_start"].items():
             screen.print(
-                f"  {which + ' cache':28} first step after {told_start(start)}", highlight=False, soft_wrap=True
+                f"  {which + ' cache':28} first step after {start_in_words(start)}", highlight=False, soft_wrap=True
             )
         write_text(asked.json, json.dumps(bench.found, indent=1))
 

@@ -1,8 +1,8 @@
-"""The layers of a folded network: each knows the layer of the model it stands for, and takes its weights over anew.
+"""The layers of a folded network: each stands for layers of the model and reads their weights again on `refresh`.
 
 A convolution takes the batch-norm behind it, an addition and a ReLU into itself; a batch-norm with no convolution
 before it (wide ResNets) is a scale and a shift; a linear layer may take the pooling before it. Weights are in the
-precision of the attack. Which layer takes what is decided in fold.py.
+precision of the attack. attack/folded.py decides which layer takes what.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class ConvUnit(nn.Module):
         # Held in a tuple so that the parameters stay the model's and are not registered here.
         self.source = (conv, norm)
         self.stride, self.padding, self.dilation, self.groups = conv.stride, conv.padding, conv.dilation, conv.groups
-        # bf16 keeps 8 bits: a pixel near 1 would be rounded to 1/256. The first layer sees each pixel as a sum of two
-        # bf16 numbers in channels of their own, which keeps 16 bits; zeros fill the channels up to a power of 2.
+        # bf16 keeps 8 bits: a pixel near 1 would be rounded to 1/256. The first layer reads each pixel as a sum of two
+        # bf16 numbers in two channels, which keeps 16 bits; zeros fill the channels up to a power of 2.
         self.split = first and dtype == torch.bfloat16
         shape = list(conv.weight.shape)
-        self.inputs = shape[1]  # channels of what it reads
+        self.inputs = shape[1]  # channels of its input
         if self.split:
             shape[1] = max(8, 1 << (2 * self.inputs - 1).bit_length())
         like = conv.weight
@@ -41,7 +41,7 @@ class ConvUnit(nn.Module):
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Take over the model's weights."""
+        """Read the model's weights again."""
         conv, norm = self.source
         weight = conv.weight
         bias = conv.bias
@@ -55,7 +55,7 @@ class ConvUnit(nn.Module):
             bias = -shift * scale
             if norm.bias is not None:
                 bias = bias + norm.bias
-        # Zero, too, has to be written: a bias that is lent was added to the last one (fold.py).
+        # Zero has to be written too: a shared bias was added to the last one (attack/folded.py).
         self.bias.copy_(bias) if bias is not None else self.bias.zero_()
         if self.split:
             self.weight[:, : self.inputs].copy_(weight)
@@ -65,7 +65,7 @@ class ConvUnit(nn.Module):
 
     @property
     def in_a_row(self) -> bool:
-        """Whether weights go over one by one, times a scale: pixel by pixel in memory, to bf16, with batch-norm."""
+        """Whether `attack_step.FoldAll` can refresh it: fp32 to bf16, with batch-norm, both channels last."""
         conv, norm = self.source
         return (
             norm is not None
@@ -78,7 +78,7 @@ class ConvUnit(nn.Module):
         )
 
     def addresses(self) -> tuple[list[Tensor], Tensor | None, float]:
-        """What `kernels.FoldAll` reads and writes."""
+        """What `attack_step.FoldAll` reads and writes."""
         conv, norm = self.source
         assert norm is not None and norm.running_mean is not None and norm.running_var is not None
         read = [conv.weight, norm.running_mean, norm.running_var, norm.weight, norm.bias]
@@ -86,13 +86,13 @@ class ConvUnit(nn.Module):
         return [tensor.detach() for tensor in (*read, self.weight, self.bias)], own, norm.eps
 
     def forward(self, x: Tensor, z: Tensor | None = None) -> Any:
-        """relu(conv(x) [+ z]), or without the ReLU; a pair of it where two layers read it."""
+        """relu(conv(x) [+ z]), or without the ReLU; twice, as a pair, where two layers read it."""
         if self.split:
             filled = self.weight.shape[1]
             x = split_in_one(x, filled) if self.fused else split(x, filled)
         if self.fused and self.relu:
             return conv_relu(x, z, self.weight, self.bias, self.stride, self.padding, twice=self.twice)
-        bias = None if self.bias_is_shared else self.bias  # whoever adds this output adds the bias too
+        bias = None if self.bias_is_shared else self.bias  # the layer that adds this output adds the bias too
         out = F.conv2d(x, self.weight, bias, self.stride, self.padding, self.dilation, self.groups)
         if z is not None:
             out = out + z
@@ -117,7 +117,7 @@ class ScaleShift(nn.Module):
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Take over the model's statistics."""
+        """Read the model's statistics again."""
         (norm,) = self.source
         assert norm.running_mean is not None and norm.running_var is not None
         scale = torch.rsqrt(norm.running_var + norm.eps)
@@ -131,14 +131,14 @@ class ScaleShift(nn.Module):
 
     @property
     def in_a_row(self) -> bool:
-        """Whether `pointwise.ScaleAll` can do that, for many in one launch."""
+        """Whether `pointwise.ScaleAll` can refresh it, with many others in one launch."""
         (norm,) = self.source
         read = (norm.running_mean, norm.running_var, norm.weight, norm.bias)
         exact = all(tensor is not None and tensor.dtype == torch.float32 for tensor in read)
         return exact and self.scale.dtype in (torch.float32, torch.bfloat16)
 
     def addresses(self) -> tuple[list[Tensor], float]:
-        """What it reads and writes."""
+        """What `pointwise.ScaleAll` reads and writes."""
         (norm,) = self.source
         assert norm.running_mean is not None and norm.running_var is not None
         read = [norm.running_mean, norm.running_var, norm.weight.detach(), norm.bias.detach()]
@@ -165,7 +165,7 @@ class Dense(nn.Module):
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Take over the model's weights."""
+        """Read the model's weights again."""
         (linear,) = self.source
         self.weight.copy_(linear.weight)
         if linear.bias is not None:

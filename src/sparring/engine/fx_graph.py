@@ -1,4 +1,4 @@
-"""Small questions about a traced network, for those who rewrite or read one (fold.py, fusing.py, wide.py)."""
+"""Queries and edits of a traced network, for the modules that rewrite or read one (folded, fuse_bn, manual)."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _RELUS: set[Any] = {F.relu, torch.relu}
 
 
 class Tracer(fx.Tracer):
-    """Looks into a module only as far as weights lie: one without any (normalisation) is called as it is."""
+    """Traces into modules that hold weights; any other (normalisation of pixels) is called as it is."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        """Whether the module is called, not looked into."""
+        """Whether the module is called and not traced into."""
         return super().is_leaf_module(m, module_qualified_name) or not any(True for _ in m.parameters())
 
 
@@ -31,24 +31,24 @@ def untraceable(error: BaseException) -> str:
 
 
 def module_of(graph: fx.GraphModule, node: fx.Node | None) -> nn.Module | None:
-    """The module that a node calls, if it calls one."""
+    """The module that a node calls; None where it calls none."""
     if node is None or node.op != "call_module":
         return None
     return graph.get_submodule(str(node.target))
 
 
 def only_user(node: fx.Node) -> fx.Node | None:
-    """Who reads a node, if it is one alone."""
+    """The only reader of a node; None where there are several or none."""
     return next(iter(node.users)) if len(node.users) == 1 else None
 
 
 def is_add(node: fx.Node) -> bool:
-    """Whether it is a sum of two."""
+    """Whether it adds two values."""
     return node.op == "call_function" and node.target in _ADDS and len(node.args) == 2 and not node.kwargs
 
 
 def is_relu(graph: fx.GraphModule, node: fx.Node) -> bool:
-    """Whether it is a ReLU, however it is written."""
+    """Whether it is a ReLU: a function, a method or a module."""
     if node.op == "call_function":
         return node.target in _RELUS
     return type(module_of(graph, node)) is nn.ReLU or (node.op == "call_method" and node.target == "relu")
@@ -61,7 +61,7 @@ def is_mean(node: fx.Node) -> bool:
 
 
 def overwrites(graph: fx.GraphModule, node: fx.Node) -> bool:
-    """Whether it changes in place what others read too: then the order of things matters, and nobody may move any."""
+    """Whether it writes in place into what other nodes read too: then the order matters, and no node may be moved."""
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     in_place = bool(node.kwargs.get("inplace")) or getattr(module_of(graph, node), "inplace", False)
     if node.op in ("call_function", "call_method"):
@@ -69,8 +69,8 @@ def overwrites(graph: fx.GraphModule, node: fx.Node) -> bool:
     return bool(in_place) and any(len(given.users) > 1 for given in node.all_input_nodes[:1])
 
 
-def halves(node: fx.Node) -> bool:
-    """Whether it is a max-pooling of 2x2 pixels, side by side."""
+def is_max_pool_2x2(node: fx.Node) -> bool:
+    """Whether it is a max-pooling of 2x2 pixels with stride 2."""
     given = dict(zip(("kernel_size",), node.args[1:], strict=False)) | dict(node.kwargs)
     size, stride = given.pop("kernel_size", None), given.pop("stride", None)
     usual = {"padding": 0, "dilation": 1, "ceil_mode": False, "return_indices": False}
@@ -79,20 +79,20 @@ def halves(node: fx.Node) -> bool:
 
 
 def become(graph: fx.GraphModule, node: fx.Node, unit: nn.Module) -> None:
-    """Let a node call this module instead."""
+    """Make a node call this module instead."""
     name = f"unit_{node.name}"
     graph.add_submodule(name, unit)
     node.op, node.target = "call_module", name
 
 
 def drop(graph: fx.GraphModule, node: fx.Node, before: fx.Node) -> None:
-    """Take a node out; whoever read it reads the one before."""
+    """Remove a node; its readers read the one before."""
     node.replace_all_uses_with(before)
     graph.graph.erase_node(node)
 
 
 def shortcut_of(graph: fx.GraphModule, node: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node] | None:
-    """Where a node is only added to another and a ReLU reads the sum: (the other, the sum, the ReLU)."""
+    """(other, sum, ReLU) where a node is only added to another and only a ReLU reads the sum; else None."""
     after = only_user(node)
     if after is None or not is_add(after):
         return None
@@ -104,7 +104,7 @@ def shortcut_of(graph: fx.GraphModule, node: fx.Node) -> tuple[fx.Node, fx.Node,
 
 
 def add_here(graph: fx.GraphModule, node: fx.Node, other: fx.Node, total: fx.Node) -> None:
-    """Let a node read another as its second input, and stand where the sum of both stood."""
+    """Make a node read another as its second input, and take the place of the sum of both."""
     order = list(graph.graph.nodes)
     if order.index(other) > order.index(node):  # it is computed later: move the node behind it
         other.append(node)
@@ -113,12 +113,12 @@ def add_here(graph: fx.GraphModule, node: fx.Node, other: fx.Node, total: fx.Nod
 
 
 def fork(graph: fx.GraphModule, node: fx.Node) -> None:
-    """Where two read a node that gives its output twice, each gets one of its own."""
+    """Give each reader of a node that returns its output twice an output of its own."""
     for place, reader in enumerate(list(node.users)):
         give(graph, node, place, reader, node)
 
 
 def give(graph: fx.GraphModule, node: fx.Node, place: int, reader: fx.Node, instead_of: Any) -> None:
-    """Let a reader have one of the outputs of a node, instead of what it reads."""
+    """Make a reader read one of a node's outputs instead of what it reads."""
     with graph.graph.inserting_after(node):
         reader.replace_input_with(instead_of, graph.graph.call_function(operator.getitem, (node, place)))

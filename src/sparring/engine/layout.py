@@ -7,9 +7,10 @@ from torch import Tensor
 
 
 def like(gradient: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """The gradient in this precision, laid out like its weight, for a kernel walks both as memory. It nearly always is.
+    """The gradient in this precision, with the strides of its weight: a kernel reads both as flat memory.
 
-    Autograd does not promise it: images of one channel may count as channels_last, and then gradients come so.
+    It nearly always has them, but autograd does not guarantee it: images of one channel may count as channels_last, and
+    then so do the gradients.
     """
     sides = zip(weight.shape, weight.stride(), gradient.stride(), strict=True)
     if gradient.dtype == dtype and all(size == 1 or ours == theirs for size, ours, theirs in sides):

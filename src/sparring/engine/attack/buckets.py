@@ -1,7 +1,7 @@
 """Buckets: the few batch sizes for which a step is captured.
 
-The active set of an attack only ever shrinks, so a step may run on any bucket that is at least as large as the last
-count that is known; the rows between count and bucket are computed for nothing. Pure arithmetic; knows no device.
+The active set of an attack only shrinks, so a step may run on any bucket that is at least as large as the last known
+count; the rows between count and bucket are computed for nothing. Pure arithmetic; knows no device.
 """
 
 from __future__ import annotations

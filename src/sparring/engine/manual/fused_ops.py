@@ -1,6 +1,6 @@
-"""Operations of the folded network that are one launch each: forward by cuDNN, backward to the input only.
+"""Operations of the folded network, one launch each: forward by cuDNN, backward to the input only.
 
-Without CUDA or Triton the same functions run as plain operations, which is how they are tested (tests/engine).
+Without CUDA or Triton the same functions run as plain operations, and so they are tested.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sparring.engine.triton.available import convolutions_for, kernels_for, poin
 def conv_relu(
     x: Tensor, z: Tensor | None, weight: Tensor, bias: Tensor, stride: Any, padding: Any, *, twice: bool
 ) -> Any:
-    """relu(conv(x) + bias [+ z]); as a pair of the same where `twice`."""
+    """relu(conv(x) + bias [+ z]); the same twice, as a pair, where `twice`."""
     return _ConvReLU.apply(x, z, weight, bias, stride, padding, twice)  # type: ignore[no-untyped-call]
 
 
@@ -49,7 +49,7 @@ class _PoolDense(torch.autograd.Function):
 
 
 def pool_forward(h: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """`pool_dense`, which autograd does not see."""
+    """`pool_dense` outside autograd."""
     kernels = _pooling(h)
     if kernels is not None:
         logits: Tensor = kernels.pool_dense(h, weight, bias)
@@ -61,7 +61,7 @@ def pool_forward(h: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 def pool_back(
     gradient: Tensor, weight: Tensor, h: Tensor, *, masked: bool = False, among: Tensor | None = None
 ) -> Tensor:
-    """Its gradient at h, or at h[among] from gradient[among]; where `masked` that before the ReLU which made h."""
+    """Its gradient at h, or at h[among] from gradient[among]; where `masked` the one before the ReLU which made h."""
     kernels = _pooling(h)
     if kernels is not None:
         back: Tensor = kernels.pool_dense_back(gradient, weight, h, masked=masked, among=among)
@@ -74,7 +74,7 @@ def pool_back(
 
 
 def _pooling(h: Tensor) -> ModuleType | None:
-    """The kernels, for what they can read."""
+    """The kernels, where they can read h."""
     fits = h.dtype == torch.bfloat16 and h.is_contiguous(memory_format=torch.channels_last)
     found = convolutions_for(h.device) if fits else None
     return None if found is None else found[2]
@@ -83,8 +83,8 @@ def _pooling(h: Tensor) -> ModuleType | None:
 class _ConvReLU(torch.autograd.Function):
     """relu(conv(x) + bias [+ z]) in one cuDNN call; backward to x and z only.
 
-    Where two layers read it, it gives its output twice, so that the sum of their gradients and the ReLU's share of the
-    backward pass are one kernel.
+    Where two layers read it, it returns its output twice, so that the sum of their gradients and the ReLU's mask are
+    one kernel.
     """
 
     @staticmethod
@@ -106,7 +106,7 @@ class _ConvReLU(torch.autograd.Function):
 
 
 def conv_forward(x: Tensor, z: Tensor | None, w: Tensor, b: Tensor, stride: Any, padding: Any) -> Tensor:
-    """relu(conv(x) + b [+ z]) in one cuDNN call, which autograd does not see."""
+    """relu(conv(x) + b [+ z]) in one cuDNN call, outside autograd."""
     if not x.is_cuda:  # the same function without cuDNN, for tests
         y = F.conv2d(x, w, b, stride, padding)
         return F.relu(y if z is None else y + z)
@@ -130,7 +130,7 @@ def back_to(
 
 
 def input_gradient(gradient: Tensor, x: Tensor, w: Tensor, stride: Any, padding: Any) -> Tensor:
-    """The gradient at a convolution's input, which lies like x."""
+    """The gradient at a convolution's input, in the memory format of x."""
     only_input = [True, False, False]
     of_x: Tensor = torch.ops.aten.convolution_backward(
         gradient, x, w, None, stride, padding, (1, 1), False, (0, 0), 1, only_input
@@ -151,7 +151,7 @@ def _relu_back(*gradients: Tensor, y: Tensor, among: Tensor | None = None) -> Te
 
 
 class _Split(torch.autograd.Function):
-    """Pixels as pairs of bf16 numbers, channels last. Both halves meet the same weights: one half has the gradient."""
+    """Pixels as pairs of bf16 numbers, channels last. Both halves meet the same weights: one has the gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, filled: int) -> Tensor:
@@ -168,7 +168,7 @@ class _Split(torch.autograd.Function):
 
 
 def split(x: Tensor, filled: int) -> Tensor:
-    """(images, filled, height, width) in bf16: the pixels rounded, what rounding lost, and zeros."""
+    """(images, filled, height, width) in bf16: the rounded pixels, what rounding lost, and zeros."""
     high = x.to(torch.bfloat16)
     low = (x - high.float()).to(torch.bfloat16)
     pairs = F.pad(torch.cat([high, low], dim=1), (0, 0, 0, 0, 0, filled - 2 * x.shape[1]))

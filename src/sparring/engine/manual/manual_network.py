@@ -1,7 +1,7 @@
-"""What a network that is run by hand can do: forward and back, launch by launch, without autograd.
+"""The interface of a hand-written network: forward and backward pass, launch by launch, without autograd.
 
-manual.py has it for chains and residual networks, wide.py for wide ResNets. Values are what a forward leaves for the
-way back, which may be that of fewer images: `among` tells which of the forward's images each was (pointwise.py).
+chain.py has one for chains and residual networks, wide_resnet.py one for wide ResNets. Values are what a forward pass
+keeps for the backward pass, which may be that of fewer images: `among` lists their places in the forward pass.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from torch import Tensor
 
 
 class ManualNetwork(Protocol):
-    """Pixels to logits, and a gradient of the logits back to the pixels."""
+    """Pixels to logits, and the gradient at the logits back to the pixels."""
 
     channels: int  # of the pixels
 
     def refresh(self) -> None:
-        """Take over the weights of the units."""
+        """Read the weights of the folded layers again."""
 
     def takes(self, x: Tensor, images: int = 0) -> bool:
-        """Whether the kernels can read such images, so many."""
+        """Whether the kernels can read such images, `images` of them at once."""
 
     def compile_for(self, sizes: Iterable[int], shape: Iterable[int]) -> None:
-        """Have the kernels for so many images compiled side by side."""
+        """Compile the kernels for these batch sizes side by side."""
 
     def forward(self, x: Tensor, rows: Tensor) -> tuple[Tensor, list[Tensor]]:
         """The logits of x[rows], and the values."""
 
-    def back(self, slope: Tensor, values: list[Tensor], among: Tensor | None = None) -> Tensor:
-        """From the logits' gradient to that behind the first layer, from where the next two go on."""
+    def back(self, output_gradient: Tensor, values: list[Tensor], among: Tensor | None = None) -> Tensor:
+        """The gradient behind the first layer, from that at the logits; `to_pixels` and `move` go on from there."""
 
     def to_pixels(self, gradient: Tensor) -> Tensor:
         """The gradient at the pixels, in fp32."""
@@ -48,11 +48,11 @@ class ManualNetwork(Protocol):
         *,
         project: bool,
     ) -> None:
-        """The step along the sign of that gradient, in place: see kernels.move."""
+        """Take the step along the sign of that gradient, in place, as attack_step.move does."""
 
 
 def with_autograd(manual: ManualNetwork, x: Tensor) -> Tensor:
-    """Logits, which autograd can take back to x."""
+    """Logits that autograd can differentiate with respect to x."""
     logits: Tensor = _Both.apply(x, manual)  # type: ignore[no-untyped-call]
     return logits
 

@@ -1,7 +1,7 @@
-"""A folded graph read into steps that can be run by hand (passes.py).
+"""Reads a folded graph into the steps of a hand-written network (chain.py).
 
 Known are chains of convolutions with ReLU, shortcuts around them, 2x2 max-pooling, a dense layer with ReLU, and a
-linear layer at the end, over the mean of a feature map or not. To anything else `plan` says None, and fused.py does it.
+linear layer at the end, over the mean of a feature map or not. Anything else is left to autograd (fused_ops.py).
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import torch
 from torch import fx, nn
 
 from sparring.engine.folded_layers import ConvUnit, Dense
-from sparring.engine.fx_graph import halves
+from sparring.engine.fx_graph import is_max_pool_2x2
 from sparring.engine.manual.chain import Conv, Filter, Flat, ManualChain, MaxPool, Step
 from sparring.engine.triton.available import convolutions_for
 
 
 def read_chain(graph: fx.GraphModule, device: torch.device) -> ManualChain | None:
-    """How to run a folded graph by hand, or None where it has anything that is not known here."""
+    """The hand-written network of a folded graph; None where it holds anything that is not known here."""
     kernels = convolutions_for(device)
     found = _Reading(graph) if kernels is not None else None
     if kernels is None or found is None or not all(found.take(node) for node in graph.graph.nodes):
@@ -31,7 +31,7 @@ def read_chain(graph: fx.GraphModule, device: torch.device) -> ManualChain | Non
 
 
 class _Value(NamedTuple):
-    """What is known of a value: its channels, in truth and as filled up, and how much smaller than the pixels it is."""
+    """A value's channels, those with the zeros that fill them up, and how much smaller than the image its sides are."""
 
     channels: int
     filled: int
@@ -39,21 +39,21 @@ class _Value(NamedTuple):
 
 
 class _Reading:
-    """A graph as it is read, node by node. `number` is a node's value: -1 for the pixels, 0 for the stem's output."""
+    """A graph while it is read, node by node. `number` maps a node to its value: -1 pixels, 0 the stem's output."""
 
     def __init__(self, graph: fx.GraphModule) -> None:
         self.graph = graph
         self.number: dict[Any, int] = {}
         self.values: list[_Value] = []
-        self.waiting: dict[Any, ConvUnit] = {}  # 1x1 shortcuts, until the layer that adds them comes
+        self.waiting: dict[Any, ConvUnit] = {}  # 1x1 shortcuts, until the layer that adds them is read
         self.flat: Any = None  # a node that is the last value, flattened
-        self.dense: tuple[Any, Dense] | None = None  # a dense layer of it that waits for its ReLU
+        self.dense: tuple[Any, Dense] | None = None  # a dense layer of it, until its ReLU is read
         self.stem: ConvUnit | None = None
         self.steps: list[Step] = []
         self.head: Dense | None = None
 
     def take(self, node: fx.Node) -> bool:
-        """Whether this node is known, too."""
+        """Read one node; whether it is known."""
         module = self.graph.get_submodule(str(node.target)) if node.op == "call_module" else None
         nodes: list[Any] = [arg for arg in node.args if isinstance(arg, fx.Node)]
         read, others = (nodes[0], nodes[1:]) if nodes else (None, [])
@@ -106,23 +106,23 @@ class _Reading:
         last = self.values[-1]
         filter = Filter(unit, last.filled)
         new = _Value(len(unit.weight), filter.outer, last.smaller * stride)
-        if filter.outer > 1.34 * len(unit.weight):  # much of the work would be for zeros
+        if filter.outer > 1.34 * len(unit.weight):  # much of the work would be on zeros
             return False
         if not others:
             self._append(node, Conv(filter), new)
             return True
-        lender = self.waiting.pop(others[0], None)
-        at = self.number.get(others[0] if lender is None else others[0].args[0], -1)
-        if not self._may_add(at, lender, new):
+        other = self.waiting.pop(others[0], None)
+        at = self.number.get(others[0] if other is None else others[0].args[0], -1)
+        if not self._may_add(at, other, new):
             return False
-        shortcut = None if lender is None else Filter(lender, self.values[at].filled)
+        shortcut = None if other is None else Filter(other, self.values[at].filled)
         self._append(node, Conv(filter, at, shortcut), new)
         return shortcut is None or shortcut.filled is None
 
-    def _may_add(self, at: int, lender: ConvUnit | None, new: _Value) -> bool:
-        """Whether the value `at`, which nobody adds yet, fits, and its own reader leaves room for what is brought."""
+    def _may_add(self, at: int, other: ConvUnit | None, new: _Value) -> bool:
+        """Whether the value `at` is not added yet, fits, and its own reader can add the shortcut's gradient."""
         reader = self.steps[at] if 0 <= at < len(self.steps) else None
-        stride = 1 if lender is None else lender.stride[0]
+        stride = 1 if other is None else other.stride[0]
         return (
             isinstance(reader, Conv)
             and reader.filter.stride[0] == stride
@@ -131,9 +131,9 @@ class _Reading:
         )
 
     def _take_end(self, node: fx.Node, module: nn.Module | None) -> bool:
-        """What may come behind the last value."""
+        """Read what may come behind the last value."""
         last, step = self.values[-1], self.steps[-1] if self.steps else None
-        if halves(node):
+        if is_max_pool_2x2(node):
             self._append(node, MaxPool(), _Value(last.channels, last.filled, 2 * last.smaller))
             return True
         if isinstance(module, Dense) and (module.pools or isinstance(step, Flat)):
@@ -151,7 +151,7 @@ def _fits_stem(unit: ConvUnit) -> bool:
 
 
 def _fits(unit: ConvUnit) -> bool:
-    """Whether the kernels can do it."""
+    """Whether the kernels can compute it."""
     _, _, high, wide = unit.weight.shape
     square = high == wide and tuple(unit.padding) == (high // 2, high // 2) and high in (1, 3)
     return unit.fused and square and tuple(unit.stride) in ((1, 1), (2, 2))

@@ -1,9 +1,8 @@
-"""A folded wide ResNet forward and back by hand.
+"""A folded wide ResNet with a hand-written forward and backward pass.
 
 Its blocks begin with a batch-norm, which no convolution can take into itself. What lies between two convolutions is one
-launch here (pointwise.py): the sum of a block with the batch-norm and ReLU of the next; back, the mask, the scale and
-the gradient that the shortcut brings. The convolutions are cuDNN's. `plan` reads such a network from its graph; to any
-other it says None.
+launch here (pointwise.py): the sum of a block with the batch-norm and ReLU of the next; backward, the mask, the scale
+and the shortcut's gradient. The convolutions are cuDNN's. `read_wide_resnet` reads such a network from its graph.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from sparring.engine.triton.available import kernels_for, pointwise_for
 class Block(NamedTuple):
     """two(one(o)) + the sum before it, or + shortcut(o); o = relu(norm(the sum before)). `one` ends in a ReLU.
 
-    The first one's norm may be part of the stem, which then ends in a ReLU, too.
+    The first block's norm may be part of the stem, which then ends in a ReLU too.
     """
 
     norm: ScaleShift | None
@@ -42,7 +41,7 @@ class Block(NamedTuple):
 
 
 class ManualWideResNet:
-    """Pixels to logits, and back."""
+    """Pixels to logits, and the gradient back to the pixels."""
 
     def __init__(
         self, stem: ConvUnit, blocks: list[Block], norm: ScaleShift, head: Dense, tools: tuple[ModuleType, ModuleType]
@@ -53,14 +52,14 @@ class ManualWideResNet:
         self.channels = stem.inputs
 
     def refresh(self) -> None:
-        """The units are used as they are."""
+        """Nothing to do: the folded layers' own weights are used."""
 
     def takes(self, x: Tensor, images: int = 0) -> bool:
-        """Whether these are fp32 images. Any number will do."""
+        """Whether these are fp32 images of the right channels."""
         return x.dtype == torch.float32 and x.ndim == 4 and x.shape[1] == self.channels
 
     def compile_for(self, sizes: Iterable[int], shape: Iterable[int]) -> None:
-        """Have our kernels compiled side by side; they are the same for all sizes."""
+        """Compile the kernels side by side; they are the same for all batch sizes."""
         from sparring.engine.triton.compile_ahead import compiling
 
         with compiling():
@@ -76,7 +75,7 @@ class ManualWideResNet:
                     self.pointwise.norm_relu_back(x, more, x, norm.scale, other=other, among=among)
 
     def forward(self, x: Tensor, rows: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """The logits of x[rows]; of each block what its two convolutions read, and what the head reads."""
+        """The logits of x[rows], and the values: what each block's two convolutions read, and what the head reads."""
         pixels, stem = x[rows], self.stem
         pixels = split_in_one(pixels, stem.weight.shape[1]) if stem.split else pixels
         total = conv_forward(pixels, None, *_how(stem)) if stem.relu else _conv(pixels, stem)
@@ -96,11 +95,13 @@ class ManualWideResNet:
         o: Tensor = self.pointwise.norm_relu(total, added, norm.scale, norm.shift, kept=kept)
         return o
 
-    def back(self, slope: Tensor, values: list[Tensor], among: Tensor | None = None) -> Tensor:
-        """The gradient at the stem's sums."""
+    def back(self, output_gradient: Tensor, values: list[Tensor], among: Tensor | None = None) -> Tensor:
+        """The gradient at the stem's output, before its ReLU."""
         back = self.pointwise.norm_relu_back
         *read, last = values
-        of_o = pool_back(slope, self.head.weight, last, among=among).contiguous(memory_format=torch.channels_last)
+        of_o = pool_back(output_gradient, self.head.weight, last, among=among).contiguous(
+            memory_format=torch.channels_last
+        )
         total: Tensor = back(of_o, None, last, self.last.scale, among=among)
         for place, (norm, one, two, shortcut) in reversed(list(enumerate(self.blocks))):
             o, y = read[2 * place : 2 * place + 2]
@@ -125,9 +126,9 @@ class ManualWideResNet:
         pixels = input_gradient(gradient, like, weight, self.stem.stride, self.stem.padding)
         return pixels[:, : self.channels].float().contiguous()
 
-    def move(self, gradient: Tensor, *walk: Any, project: bool) -> None:
-        """The step along the sign of that gradient."""
-        x_adv, x, target, kicks, *numbers = walk
+    def move(self, gradient: Tensor, *state: Any, project: bool) -> None:
+        """Take the step along the sign of that gradient."""
+        x_adv, x, target, kicks, *numbers = state
         self.kernels.move(x_adv, x, kicks, self.to_pixels(gradient), target, *numbers, project=project)
 
 
@@ -140,7 +141,7 @@ def _conv(x: Tensor, unit: ConvUnit) -> Tensor:
 
 
 def read_wide_resnet(graph: fx.GraphModule, device: torch.device) -> ManualWideResNet | None:
-    """How to run a folded graph by hand, or None where it is anything but a wide ResNet."""
+    """The hand-written network of a folded graph; None where it is not a wide ResNet."""
     kernels, pointwise = kernels_for(device), pointwise_for(device)
     if kernels is None or pointwise is None:
         return None
@@ -151,11 +152,11 @@ def read_wide_resnet(graph: fx.GraphModule, device: torch.device) -> ManualWideR
 
 
 class _Unknown(Exception):
-    """Something that is not known here."""
+    """The graph is not a wide ResNet's."""
 
 
 def _read(graph: fx.GraphModule) -> tuple[ConvUnit, list[Block], ScaleShift, Dense]:
-    """The parts of a wide ResNet, in their order: from the pixels on, who reads what is asked for every node."""
+    """The parts of a wide ResNet in their order, found from the pixels on by the readers of every node."""
     node, *others = [node for node in graph.graph.nodes if node.op == "placeholder"]
     _must(not others)
     while isinstance(module_of(graph, only_user(node)), nn.Identity):
@@ -195,9 +196,9 @@ def _read(graph: fx.GraphModule) -> tuple[ConvUnit, list[Block], ScaleShift, Den
 
 
 def _adds_up(block: Block) -> bool:
-    """Whether what is added has the shape of what it is added to: torch would stretch it."""
+    """Whether the two summands of a block have the same shape: torch would broadcast."""
     stride = (1, 1) if block.shortcut is None else tuple(block.shortcut.stride)
-    return tuple(block.one.stride) == stride  # of channels torch stretches one alone, and all have several
+    return tuple(block.one.stride) == stride  # torch broadcasts a single channel, and all have several
 
 
 def _head(graph: fx.GraphModule, relu: fx.Node) -> Dense:
@@ -239,9 +240,9 @@ def _bare(unit: Any, side: int) -> bool:
 
 
 def _square(unit: ConvUnit, side: int) -> bool:
-    """Whether its filters have this side, and images keep their size, but for the stride.
+    """Whether its filters have this side, images keep their size but for the stride, and it has several channels.
 
-    And whether there are several: an image of one channel lies in memory in either way, and torch may choose the other.
+    An image of one channel is contiguous in both memory formats, and torch may choose the other one.
     """
     shape, around = unit.weight.shape, (side // 2, side // 2)
     return shape[2:] == (side, side) and tuple(unit.padding) == around and shape[0] > 1

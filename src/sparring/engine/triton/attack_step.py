@@ -1,9 +1,8 @@
-"""The small work of an attack step in few launches: what would be some fifty operations, as a few Triton kernels.
+"""The bookkeeping of an attack step in few launches: some fifty operations of torch as a few Triton kernels.
 
-A step at a small active set costs what its launches cost, so they are counted here. Every kernel has a plain twin in
-torch (`active.py`, `fused.py`, `units.py`), which is what runs where Triton is missing and what the kernels are tested
-against, on the CPU by Triton's interpreter (tests/engine/test_kernels.py). Knows memory and numbers; no model, no
-method.
+At a small active set a step costs what its launches cost. Every kernel has a twin in torch's operations
+(attack/active_set.py, manual/fused_ops.py, folded_layers.py), which runs where Triton is missing and which the kernels
+are tested against by Triton's interpreter (tests/engine/triton/test_attack_step.py). Knows no model and no method.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ def _begin(
     given,  # (count, pixels): the images
     drawn,  # (count, pixels): numbers in [0, 1) where UNIFORM, standard normal ones where NORMAL
     x,  # out, (batch + 1, pixels)
-    x_adv,  # out: where the walk begins
+    x_adv,  # out: the starting points
     total,
     eps,
     sigma,
@@ -30,7 +29,7 @@ def _begin(
     INSIDE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The images put in place, and a start: `threat.random_start`, bit for bit."""
+    """Put the images in place and draw the start: `ball.random_start`, bit for bit."""
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = place < total
     natural = tl.load(given + place, mask=inside, other=0.0)
@@ -64,7 +63,7 @@ def _reset(
     noise,
     BLOCK: tl.constexpr,
 ):
-    """Everybody walks, with all of tau left; behind them the sink. One program for all."""
+    """Make all examples active, with all of tau left; behind them the sink. One program for all."""
     place = tl.arange(0, BLOCK)
     inside = place <= batch
     tl.store(label + place, tl.load(given + place, mask=place < count, other=0), mask=place < count)
@@ -90,7 +89,7 @@ def _judge(
     KL: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One example: is it fooled, and where does its loss grow?"""
+    """One example: whether it is misclassified, and the gradient of its loss at the logits."""
     example = tl.program_id(0)
     row = tl.load(rows + example)
     right = tl.load(label + row)
@@ -112,9 +111,9 @@ def _judge(
 @triton.jit
 def _compact(
     wrong,
-    rows,  # in and out: who walks, first ones first; behind them the sink
+    rows,  # in and out: the active examples in order; behind them the sink
     target,  # out: where an example's move is written; the sink where it has stopped
-    slots,  # out: the places of those that go on, first ones first; behind them the first place
+    slots,  # out: the places of those that go on, in order; behind them the first place
     tau_left,
     backprops,
     serial,
@@ -125,7 +124,7 @@ def _compact(
     steps,
     BLOCK: tl.constexpr,
 ):
-    """The list of those that go on, in their order; their counts; a word to the host. One program for all examples."""
+    """List the examples that go on, in order; update their counts; report to the host. One program for all."""
     place = tl.arange(0, BLOCK)
     inside = place < size
     row = tl.load(rows + place, mask=inside, other=batch)
@@ -140,7 +139,7 @@ def _compact(
     tl.store(report, taken * (batch + 1) + count)
     tl.store(step_index, (tl.load(step_index) + 1) % steps)
     done = tl.load(backprops + row, mask=going, other=0)
-    tl.debug_barrier()  # everybody has read before anybody writes
+    tl.debug_barrier()  # all reads come before all writes
     tl.store(backprops + row, done + 1, mask=going)
     tl.store(tau_left + row, left - fooled, mask=going)
     tl.store(target + place, tl.where(going, row, batch), mask=inside)
@@ -217,7 +216,7 @@ def _fold(
     eps,  # (units,): of each batch-norm
     BLOCK: tl.constexpr,
 ):
-    """One output channel of one convolution: scale * weight, and the bias, in the precision of the attack."""
+    """Fold one output channel of one convolution: scale * weight, and the bias, in the precision of the attack."""
     program = tl.program_id(0)
     unit, channel = tl.load(units + program), tl.load(channels + program)
     entry = table + unit * 12
@@ -256,13 +255,13 @@ def begin(
     start: str | None,
     inside: bool,
 ) -> None:
-    """Put images in place, and the points where their walks begin."""
+    """Put images and their starting points in place."""
     given = given.contiguous()
     grid = (triton.cdiv(given.numel(), _BLOCK),)
-    ways = (start == "uniform", start == "normal", inside)
+    kinds = (start == "uniform", start == "normal", inside)
     noise = given if drawn is None else drawn
-    # Products are rounded before they are added, as torch does it.
-    _begin[grid](given, noise, x, x_adv, given.numel(), eps, sigma, *ways, _BLOCK, enable_fp_fusion=False)
+    # Products are rounded before they are added, as in torch.
+    _begin[grid](given, noise, x, x_adv, given.numel(), eps, sigma, *kinds, _BLOCK, enable_fp_fusion=False)
 
 
 def reset(
@@ -279,14 +278,14 @@ def reset(
     step_size: float,
     noise: float,
 ) -> None:
-    """The bookkeeping of a batch that has not begun to walk."""
+    """Reset the bookkeeping for a new batch."""
     state = (given.contiguous(), label, tau_left, backprops, rows, step_index, numbers)
     block = triton.next_power_of_2(len(label))
     _reset[(1,)](*state, len(given), len(label) - 1, tau, float(eps), float(step_size), float(noise), block)
 
 
 def judge(logits: Tensor, natural: Tensor | None, rows: Tensor, label: Tensor, wrong: Tensor) -> Tensor:
-    """Fills `wrong`; returns the gradient of the loss (cross-entropy, or KL to `natural`) at the logits."""
+    """Fill `wrong`; return the gradient of the loss (cross-entropy, or KL to `natural`) at the logits."""
     size, classes = logits.shape
     logits = logits.contiguous()
     gradient = torch.empty_like(logits)
@@ -311,7 +310,7 @@ def compact(
     batch: int,
     steps: int,
 ) -> None:
-    """Who goes on: new `rows`, `target`, `slots`, `tau_left`, `backprops`, and the word for the host in `report`."""
+    """Update `rows`, `target`, `slots`, `tau_left` and `backprops`, and `report` to the host."""
     state = (wrong, rows, target, slots, tau_left, backprops, serial, report, step_index)
     _compact[(1,)](*state, size, batch, steps, triton.next_power_of_2(size))
 
@@ -327,7 +326,7 @@ def move(
     *,
     project: bool,
 ) -> None:
-    """A step along the sign of the gradient, in place, for those that have not stopped."""
+    """Take a step along the sign of the gradient, in place, for the examples that have not stopped."""
     size, batch = len(gradient), len(x) - 1
     gradient = gradient.contiguous()
     pixels = x[0].numel()
@@ -350,7 +349,7 @@ def split(x: Tensor, filled: int) -> Tensor:
 
 
 class FoldAll:
-    """Folds every batch-norm into its convolution in one launch. Reads addresses, so the tensors must stay in place."""
+    """Folds every batch-norm into its convolution in one launch. It keeps addresses: the tensors must stay in place."""
 
     def __init__(self, entries: list[tuple[list[Tensor], Tensor | None, float]]) -> None:
         """Per unit: (source, mean, variance, weight, bias, target, target bias), the source's bias, batch-norm's eps.
@@ -371,5 +370,5 @@ class FoldAll:
         self.eps = torch.tensor([eps for _, _, eps in entries], dtype=torch.float32, device=device)
 
     def __call__(self) -> None:
-        """Do it."""
+        """Fold all."""
         _fold[(len(self.units),)](self.table, self.units, self.channels, self.eps, _BLOCK)

@@ -1,13 +1,13 @@
-"""Batch-norm as it trains, with the addition and the ReLU behind it, in two Triton launches each way.
+"""Batch-norm in train mode with the addition and the ReLU behind it, in two Triton launches each way.
 
-Forward: the mean and variance of every channel; then relu((x - mean) * rstd * gain + shift [+ z]). Back: the sums of
-the gradient (alone, and times x) that batch-norm's own gradient needs; then the gradient at x. A compiler makes five
-or six kernels of each, for it does not know how to let the last program of a sum go on with what follows from it.
+Forward: the mean and variance of every channel; then relu((x - mean) * rstd * gain + shift [+ z]). Backward: the sums
+of the gradient (alone, and times x) that batch-norm's own gradient needs; then the gradient at x. torch.compile makes
+five or six kernels of each: it does not let the last program of a sum go on with what follows from it.
 
 x is (images, channels, height, width), channels last, and may have more channels than the layer: these are zeros, and
-stay so. Statistics and sums are fp32, and the parts of a sum are added in a fixed order, whoever comes last. Sums are
-of x minus its first row, so that squares do not cancel out. Knows memory and numbers; the layer that uses it is in
-layers.py. Tested by Triton's interpreter (tests/engine/test_norm.py).
+stay so. Statistics and sums are fp32, and the parts of a sum are added in a fixed order, whichever comes last. Sums are
+of x minus its first row, so that squares do not cancel. The layer that uses it is in update/fused_layers.py. Tested by
+Triton's interpreter (tests/engine/triton/test_batch_norm.py).
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from sparring.engine.triton.compile_ahead import launch
 
 @triton.jit
 def _gather(parts, arrived, first, second, block, part, splits, BC: tl.constexpr, PARTS: tl.constexpr):
-    """Hand in a part of two sums of BC channels; whether it was the last, and then both sums."""
+    """Store a part of two sums of BC channels; return whether it was the last part, and then both sums."""
     at = tl.arange(0, BC)
     mine = parts + (block * splits + part) * (2 * BC) + at
     tl.store(mine, first)
     tl.store(mine + BC, second)
-    tl.debug_barrier()  # all of this part is written before it is said to be there
+    tl.debug_barrier()  # all of this part is written before it is counted
     last = tl.atomic_add(arrived + block, 1, sem="acq_rel") == splits - 1
     if last:
         first = tl.zeros((BC,), dtype=tl.float32)
@@ -45,7 +45,7 @@ def _gather(parts, arrived, first, second, block, part, splits, BC: tl.constexpr
 
 @triton.jit
 def _tile(rows, channels, BR: tl.constexpr, BC: tl.constexpr):
-    """Of a program that adds nothing up: its places, which of them there are, its channels, which of them there are."""
+    """Indices and channels of a program that sums nothing, with their masks."""
     r = tl.program_id(0) * BR + tl.arange(0, BR)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     known = c < channels
@@ -60,7 +60,7 @@ def _statistics(
     bias,  # what the convolution before would have added, where BIAS
     running_mean,  # in and out
     running_var,
-    facts,  # out, (4, channels): mean of x, 1 / its deviation, and what it is multiplied with and then moved by
+    facts,  # out, (4, channels): mean of x, 1 / its deviation, scale and shift
     parts,
     arrived,  # zeros, and zeros again at the end
     rows,
@@ -76,7 +76,7 @@ def _statistics(
     PARTS: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Of BC channels; the last program also moves the running statistics."""
+    """Mean and variance of BC channels; the last program also moves the running statistics."""
     block, part = tl.program_id(0), tl.program_id(1)
     c = block * BC + tl.arange(0, BC)
     known, ours = c < channels, c < own
@@ -132,18 +132,18 @@ def _apply(
     if ADD:
         value += tl.load(z + at, mask=here, other=0.0).to(tl.float32)
     if RELU:
-        value = tl.where(value < 0, 0.0, value)  # what is not a number stays so, and is noticed
+        value = tl.where(value < 0, 0.0, value)  # NaN stays NaN and is noticed
     tl.store(out + at, value.to(out.dtype.element_ty), mask=here)
 
 
 @triton.jit(do_not_specialize=["rows", "span", "splits"])
 def _back_sums(
     g,  # (rows, channels): the gradient at the output
-    g2,  # of another reader of it, where TWO
+    g2,  # that of a second reader of the output, where TWO
     x,
     y,  # the output, where MASK is 2
     facts,
-    slopes,  # out, (4, channels): gradients of gain and shift; dx = scale * g + slopes[2] * x + slopes[3]
+    sums,  # out, (4, channels): gradients of gain and shift; dx = scale * g + sums[2] * x + sums[3]
     kept,  # out, (rows, channels), where KEEP: the gradient before the ReLU
     parts,
     arrived,
@@ -152,14 +152,14 @@ def _back_sums(
     span,
     splits,
     TWO: tl.constexpr,
-    MASK: tl.constexpr,  # 0: there is no ReLU; 1: it passed what x says; 2: what y says
+    MASK: tl.constexpr,  # 0: no ReLU; 1: its mask follows from x; 2: from y
     KEEP: tl.constexpr,
     BR: tl.constexpr,
     BC: tl.constexpr,
     PARTS: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """What the gradient at x needs to know of all rows."""
+    """The sums over all rows that the gradient at x needs."""
     block, part = tl.program_id(0), tl.program_id(1)
     c = block * BC + tl.arange(0, BC)
     known = c < channels
@@ -173,28 +173,28 @@ def _back_sums(
         r = start + tl.arange(0, BR)
         here = (r < end)[:, None] & known[None, :]
         at = r[:, None] * channels + c[None, :]
-        slope = tl.load(g + at, mask=here, other=0.0).to(tl.float32)
+        grad = tl.load(g + at, mask=here, other=0.0).to(tl.float32)
         value = tl.load(x + at, mask=here, other=0.0).to(tl.float32)
         if TWO:
-            slope += tl.load(g2 + at, mask=here, other=0.0).to(tl.float32)
+            grad += tl.load(g2 + at, mask=here, other=0.0).to(tl.float32)
         if MASK == 1:
-            slope = tl.where(value * scale[None, :] + shift[None, :] > 0, slope, 0.0)
+            grad = tl.where(value * scale[None, :] + shift[None, :] > 0, grad, 0.0)
         if MASK == 2:
-            slope = tl.where(tl.load(y + at, mask=here, other=0.0).to(tl.float32) > 0, slope, 0.0)
+            grad = tl.where(tl.load(y + at, mask=here, other=0.0).to(tl.float32) > 0, grad, 0.0)
         if KEEP:
-            narrow = slope.to(kept.dtype.element_ty)
+            narrow = grad.to(kept.dtype.element_ty)
             tl.store(kept + at, narrow, mask=here)
-            slope = narrow.to(tl.float32)
-        first += slope
-        second += tl.where(here, slope * (value - mean[None, :]), 0.0)
+            grad = narrow.to(tl.float32)
+        first += grad
+        second += tl.where(here, grad * (value - mean[None, :]), 0.0)
     last, total, times = _gather(parts, arrived, tl.sum(first, 0), tl.sum(second, 0), block, part, splits, BC, PARTS)
     if last:
         rstd = tl.load(facts + channels + c, mask=known, other=0.0)
         by_x = -scale * rstd * rstd * times / rows
-        tl.store(slopes + c, times * rstd, mask=known)
-        tl.store(slopes + channels + c, total, mask=known)
-        tl.store(slopes + 2 * channels + c, by_x, mask=known)
-        tl.store(slopes + 3 * channels + c, -scale * total / rows - by_x * mean, mask=known)
+        tl.store(sums + c, times * rstd, mask=known)
+        tl.store(sums + channels + c, total, mask=known)
+        tl.store(sums + 2 * channels + c, by_x, mask=known)
+        tl.store(sums + 3 * channels + c, -scale * total / rows - by_x * mean, mask=known)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -202,8 +202,8 @@ def _back_apply(
     g,  # (rows, channels): the gradient at the output; that before the ReLU, where MASK is 0
     x,
     facts,
-    slopes,
-    more,  # added, where MORE: what others who read x bring
+    sums,
+    more,  # added, where MORE: the gradient of another reader of x
     out,
     rows,
     channels,
@@ -215,17 +215,17 @@ def _back_apply(
     """The gradient at x."""
     at, here, c, known = _tile(rows, channels, BR, BC)
     scale = tl.load(facts + 2 * channels + c, mask=known, other=0.0)
-    by_x = tl.load(slopes + 2 * channels + c, mask=known, other=0.0)
-    constant = tl.load(slopes + 3 * channels + c, mask=known, other=0.0)
-    slope = tl.load(g + at, mask=here, other=0.0).to(tl.float32)
+    by_x = tl.load(sums + 2 * channels + c, mask=known, other=0.0)
+    constant = tl.load(sums + 3 * channels + c, mask=known, other=0.0)
+    grad = tl.load(g + at, mask=here, other=0.0).to(tl.float32)
     value = tl.load(x + at, mask=here, other=0.0).to(tl.float32)
     if MASK == 1:
         shift = tl.load(facts + 3 * channels + c, mask=known, other=0.0)
-        slope = tl.where(value * scale[None, :] + shift[None, :] > 0, slope, 0.0)
-    slope = slope * scale[None, :] + value * by_x[None, :] + constant[None, :]
+        grad = tl.where(value * scale[None, :] + shift[None, :] > 0, grad, 0.0)
+    grad = grad * scale[None, :] + value * by_x[None, :] + constant[None, :]
     if MORE:
-        slope += tl.load(more + at, mask=here, other=0.0).to(tl.float32)
-    tl.store(out + at, slope.to(out.dtype.element_ty), mask=here)
+        grad += tl.load(more + at, mask=here, other=0.0).to(tl.float32)
+    tl.store(out + at, grad.to(out.dtype.element_ty), mask=here)
 
 
 def forward(
@@ -241,10 +241,10 @@ def forward(
     eps: float,
     momentum: float,
 ) -> tuple[Tensor, Tensor]:
-    """relu(batch-norm(x + bias) + z), and what `back` wants to know of it; moves the running mean and variance.
+    """relu(batch-norm(x + bias) + z), and what `back` needs; moves the running mean and variance.
 
     Args:
-        arrived: zeros in int32, one for every 32 channels, that no other stream uses in the meantime.
+        arrived: zeros in int32, one for every 32 channels, that no other stream uses at the same time.
     """
     rows, channels = _size(x)
     facts = torch.empty((4, channels), dtype=torch.float32, device=x.device)
@@ -274,25 +274,25 @@ def back(
     keep: bool,
     more: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradient at x, that before the ReLU where it is to be kept, and (gain's, shift's, ...) one above the other.
+    """(gradient at x, gradient before the ReLU where it is kept, rows of gradients of gain and shift).
 
     Args:
-        gradients: at the output, of its one reader or its two.
+        gradients: at the output, from its one reader or two.
         y: the output, where something was added before the ReLU.
-        more: what another reader of x brings, to be added to the gradient there.
+        more: the gradient of another reader of x, added to the result.
     """
     rows, channels = _size(x)
-    slopes = torch.empty_like(facts)
+    sums = torch.empty_like(facts)
     g, two = gradients[0], len(gradients) == 2
     mask = 0 if not relu else 1 if y is None else 2
-    keep = keep or two or mask == 2  # else it would be worked out twice
+    keep = keep or two or mask == 2  # else it would be computed twice
     kept = torch.empty_like(x) if keep else x
     cut = tuning.of(x.device).batch_norm
     grid, span, parts = _cut(x, cut.rows_back)
     launch(
         _back_sums,
         grid,
-        *(g, gradients[-1], x, x if y is None else y, facts, slopes, kept, parts, arrived),
+        *(g, gradients[-1], x, x if y is None else y, facts, sums, kept, parts, arrived),
         *(rows, channels, span, grid[1], two, mask, keep, cut.rows_back, cut.channels, cut.parts, cut.stages),
     )
     out = torch.empty_like(x)
@@ -300,14 +300,14 @@ def back(
     launch(
         _back_apply,
         tiles,
-        *(kept if keep else g, x, facts, slopes, x if more is None else more, out),
+        *(kept if keep else g, x, facts, sums, x if more is None else more, out),
         *(rows, channels, 0 if keep else mask, more is not None, *block),
     )
-    return out, kept, slopes
+    return out, kept, sums
 
 
 def takes(x: Tensor) -> bool:
-    """Whether the kernels can read it: channels last, more than one row, places counted in 32 bits."""
+    """Whether the kernels can read it: channels last, more than one row, indices that fit into 32 bits."""
     fits = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last) and x.numel() < 2**31
     return fits and x.numel() > x.shape[1] and triton.cdiv(x.shape[1], tuning.of(x.device).batch_norm.channels) <= 256
 
@@ -319,7 +319,7 @@ def _size(x: Tensor) -> tuple[int, int]:
 
 
 def _cut(x: Tensor, high: int) -> tuple[tuple[int, int], int, Tensor]:
-    """The programs that add up, `high` rows in a round; the rows of each, and room for their parts."""
+    """The grid of programs that sum, `high` rows in a round; the rows of each, and memory for their parts."""
     rows, channels = _size(x)
     cut = tuning.of(x.device).batch_norm
     blocks = triton.cdiv(channels, cut.channels)
@@ -331,8 +331,8 @@ def _cut(x: Tensor, high: int) -> tuple[tuple[int, int], int, Tensor]:
 
 
 def _tiles(rows: int, channels: int, tile: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    """The programs that add nothing up, and the rows and channels of each."""
-    whole = channels & -channels  # the largest power of 2 in it: 32 of a wide ResNet's 160
+    """The grid of programs that sum nothing, and the rows and channels of each."""
+    whole = channels & -channels  # the largest power of 2 that divides it: 32 for a wide ResNet's 160
     wide = min(256, whole if whole >= 32 else triton.next_power_of_2(channels))
     high = tile // wide
     return (triton.cdiv(rows, high), triton.cdiv(channels, wide)), (high, wide)

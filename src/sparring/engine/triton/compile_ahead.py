@@ -1,7 +1,7 @@
-"""Triton's kernels compiled side by side, before the first of them is to run.
+"""Triton kernels compiled side by side, before the first of them runs.
 
-A kernel is compiled where it is first launched, and so one after the other: half a minute for ResNet-18. The compiler
-lets go of Python's lock, so threads need a fraction of it on a machine of many cores.
+A kernel is compiled at its first launch, and so one after the other: half a minute for ResNet-18. The compiler releases
+Python's lock, so threads need a fraction of it on a machine of many cores.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _compile_only: ContextVar[bool] = ContextVar("compile_only", default=False)
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **named: Any) -> None:
-    """Run a kernel; in a block of `compiling` it is compiled and does not run.
+    """Run a kernel; in a block of `compiling` compile it without running it.
 
-    Not for kernels that torch's compiler meets: it does not know how to look up a context.
+    Not for kernels inside torch.compile, which cannot read a context variable.
     """
     if _compile_only.get():
         kernel.warmup(*args, grid=grid, **named)
@@ -30,9 +30,9 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **named: Any) -> None
 
 @contextmanager
 def compiling() -> Iterator[None]:
-    """What `launch` is given in this block is compiled by threads, and is there at its end. It does not run.
+    """Compile all kernels that are launched in this block, in threads, and wait for them at its end. None runs.
 
-    A kernel that cannot be compiled fails when it is launched in earnest.
+    A kernel that cannot be compiled fails when it is launched outside such a block.
     """
     side_by_side = getattr(triton, "AsyncCompileMode", None)  # an older Triton compiles one after the other
     before = _compile_only.set(True)

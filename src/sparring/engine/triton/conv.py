@@ -1,13 +1,13 @@
 """A convolution as one Triton kernel, with everything around it in the same launch.
 
-Forward: relu(conv(x) + bias [+ z] [+ a 1x1 convolution of something else, the shortcut of a residual block]). Back to
-the input: (conv'(g) [+ g2] [+ the shortcut's share]) where y > 0, which is the gradient before the ReLU that made the
-input y. cuDNN has part of the first and nothing of the second; and on few images its kernels leave most of the GPU idle
-while each walks all of a long sum. Here several programs share one sum: each adds up a part of it, and the last to
-finish adds the parts, in a fixed order, so that the result does not depend on who was last.
+Forward: relu(conv(x) + bias [+ z] [+ a 1x1 convolution of another input, the shortcut of a residual block]). Backward
+to the input: (conv'(g) [+ g2] [+ the shortcut's gradient]) where y > 0, which is the gradient before the ReLU that made
+the input y. cuDNN has part of the first and nothing of the second; and on few images its kernels leave most of the GPU
+idle while each computes a long sum. Here several programs share one sum: each computes a part of it, and the last to
+finish adds the parts in a fixed order, so that the result does not depend on which was last.
 
 Images are channels last and even in height and width; weights (out, in, side, side), channels last. Sums are fp32.
-Tested against torch on the CPU by Triton's interpreter (tests/engine/test_conv.py).
+Tested against torch by Triton's interpreter (tests/engine/triton/test_conv.py).
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from sparring.engine.triton import tuning
 from sparring.engine.triton.compile_ahead import launch
 
 
-# A kernel takes a second to compile: whatever can be a number is one.
+# A kernel takes a second to compile: what can be a number in memory is one.
 @triton.jit(do_not_specialize=["images", "height", "width", "out_height", "out_width", "adds", "chosen", "split"])
 def _conv(
-    x,  # (images, height, width, inner): what is read
+    x,  # (images, height, width, inner): the input
     weight,  # forward (outer, taps, inner); back (inner, taps, outer)
-    x2,  # (images, height2, width2, inner2): the shortcut reads it, where SECOND
+    x2,  # (images, height2, width2, inner2): the input of the shortcut, where SECOND
     weight2,  # forward (outer, inner2); back (inner2, outer)
     bias,  # (outer,), where BIAS
     z,  # (places, outer): added, if it `adds`
     y,  # (any, outer): where it is not positive the result is 0, where MASK
-    among,  # (images,): an image's row of y, if they are `chosen`
+    among,  # (images,): an image's row of y, if `chosen`
     out,  # (places, outer)
     parts,  # (tiles, split, BM, BN) in fp32: the parts of sums that are shared
     arrived,  # (tiles,): zeros, and zeros again at the end
@@ -61,10 +61,10 @@ def _conv(
     BK: tl.constexpr,
     SHARED: tl.constexpr,
 ):
-    """BM places times BN output channels; of the sum over taps and input channels one part of `split`.
+    """BM places times BN output channels, and of the sum over taps and input channels one part of `split`.
 
-    Back through a stride of 2, the taps that reach a place depend on whether its line and column are odd: every program
-    takes places of one of these four kinds, and the kinds with most taps come first.
+    Backward through a stride of 2, the taps that reach a place depend on whether its line and column are odd: every
+    program takes places of one of these four kinds, and the kinds with most taps come first.
     """
     tile, part = tl.program_id(0), tl.program_id(1)
     tiles_n = outer // BN
@@ -146,7 +146,7 @@ def _conv(
         inside_tile = tl.arange(0, BM)[:, None] * BN + tl.arange(0, BN)[None, :]
         first = parts + tile.to(tl.int64) * (split * BM * BN)
         tl.store(first + part * (BM * BN) + inside_tile, total)
-        tl.debug_barrier()  # all of this part is written before it is said to be there
+        tl.debug_barrier()  # all of this part is written before it is counted
         last = tl.atomic_add(arrived + tile, 1, sem="acq_rel") == split - 1
         if last:
             total = tl.zeros((BM, BN), dtype=tl.float32)
@@ -174,7 +174,7 @@ def _conv(
 
 @dataclass(frozen=True)
 class Tiling:
-    """How the work is cut: places and output channels of a program, channels of one round, programs to a sum."""
+    """How the work is cut: places and output channels of a program, channels of a round, programs per sum."""
 
     places: int
     outer: int
@@ -206,7 +206,7 @@ def tiling(x: Tensor, weight: Tensor, *, stride: int, back: bool) -> Tiling:
 
 
 def cudnn_is_faster(x: Tensor, weight: Tensor, stride: int, *, back: bool) -> bool:
-    """Whether to leave a convolution without a shortcut to cuDNN, though sums and masks cost launches then."""
+    """Whether cuDNN runs a convolution without a shortcut, though sums and masks cost launches then."""
     places, _, rounds, _ = _size(x, weight, stride, back)
     cut = tuning.of(x.device).conv
     if back:
@@ -217,7 +217,7 @@ def cudnn_is_faster(x: Tensor, weight: Tensor, stride: int, *, back: bool) -> bo
 
 
 def _size(x: Tensor, weight: Tensor, stride: int, back: bool) -> tuple[int, int, int, int]:
-    """Places and channels of the result, rounds of its sums, and how many kinds of places there are (see _conv)."""
+    """Places and channels of the result, rounds of its sums, and the number of kinds of places (see _conv)."""
     images, inner, height, width = x.shape
     rounds = weight.shape[2] * weight.shape[3] * inner // 64
     if not back:
@@ -237,11 +237,11 @@ def conv(
     z: Tensor | None = None,
     relu: bool = False,
 ) -> Tensor:
-    """relu(conv(x) + bias + z + shortcut), padded by side // 2; what is not given is left out.
+    """relu(conv(x) + bias + z + shortcut), padded by side // 2; what is None is left out.
 
     Args:
-        arrived: 256 zeros in int32 that no other stream uses in the meantime.
-        cut: instead of the one that `tiling` chooses.
+        arrived: 256 zeros in int32 that no other stream uses at the same time.
+        cut: the tiling, unless `tiling` chooses it.
         shortcut: an image, the weight of a 1x1 convolution of it, and its stride.
     """
     cut = cut or tiling(x, weight, stride=stride, back=False)
@@ -262,14 +262,14 @@ def conv_back(
     y: Tensor | None = None,
     among: Tensor | None = None,
 ) -> Tensor:
-    """The gradient at a convolution's input, + z + the share of a shortcut of the same stride, where y > 0.
+    """The gradient at a convolution's input + z + that of a shortcut of the same stride, where y > 0.
 
     Args:
-        among: in int32, which of y's images each of g's was, where there are fewer.
+        among: in int32, the rows in y of g's images, where these are fewer.
     """
     cut = cut or tiling(g, weight, stride=stride, back=True)
     out = _image(g, weight.shape[1], g.shape[2] * stride, g.shape[3] * stride)
-    if shortcut is not None:  # it reaches places of even line and column, each from one place
+    if shortcut is not None:  # it contributes to places of even line and column, each from one place
         shortcut = (shortcut[0], shortcut[1], 1)
     _launch(g, weight, out, stride, True, shortcut, None, z, False, y, among, cut, arrived)
     return out

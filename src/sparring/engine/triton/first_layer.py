@@ -1,8 +1,8 @@
-"""The two ends of an attack's step by Triton: the first layer forward, which gathers the active images, in one launch;
-and back through it to the pixels, which takes the step, in two.
+"""The first layer of an attack's network: forward, which gathers the active images, in one launch; backward to the
+pixels, which takes the step, in two.
 
 Pixels are fp32, channels first; what lies between is as in conv.py. Tested by Triton's interpreter
-(tests/engine/test_conv.py).
+(tests/engine/triton/test_conv.py).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _stem(
     BN: tl.constexpr,
     BK: tl.constexpr,
 ):
-    """relu(3x3 convolution + bias) of pixels, each taken as a sum of two 16-bit numbers."""
+    """relu(3x3 convolution + bias) of pixels, each read as a sum of two 16-bit numbers."""
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     n = tl.program_id(1) * BN + tl.arange(0, BN)
     k = tl.arange(0, BK)
@@ -70,7 +70,7 @@ def _taps(
     BN: tl.constexpr,
     BK: tl.constexpr,
 ):
-    """What every place brings to each of the nine pixels around it. So each gradient is read once, not nine times."""
+    """What every place adds to each of the nine pixels around it: each gradient is read once, not nine times."""
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     n = tl.arange(0, BN)
     k = tl.arange(0, BK)
@@ -88,8 +88,8 @@ def _taps(
 @triton.jit(do_not_specialize=["images", "height", "width", "batch"])
 def _to_pixels(
     taps,  # (9, CHANNELS, places), fp32
-    out,  # (images, CHANNELS, height, width), fp32: the gradient; where MOVE (batch + 1, ...): the walk, moved on
-    natural,  # as out, where MOVE: around it the ball lies
+    out,  # (images, CHANNELS, height, width), fp32: the gradient; where MOVE (batch + 1, ...): x_adv, moved
+    natural,  # as out, where MOVE: the centre of the ball
     target,  # (images,): an image's row of out; `batch` where it has stopped
     kicks,  # (steps, batch + 1, ...), where NOISE
     numbers,  # eps, step size, sigma of the noise
@@ -104,7 +104,7 @@ def _to_pixels(
     PROJECT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The sum of what nine places bring to a pixel, and the step along its sign in the same launch."""
+    """Add up what nine places contribute to a pixel, and take the step along its sign in the same launch."""
     m = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     places = images * height * width
     known = m < places
@@ -172,15 +172,15 @@ def move_pixels(
     *,
     project: bool,
 ) -> None:
-    """The step along the sign of that gradient, in place, for those that have not stopped: see kernels.move."""
+    """Take the step along the sign of that gradient, in place, for the examples that have not stopped."""
     _launch_to_pixels(g, weight, x_adv, (x, target, kicks, numbers, step_index), True, project)
 
 
 def _launch_to_pixels(
-    g: Tensor, weight: Tensor, out: Tensor, walk: tuple[Tensor | None, ...], move: bool, project: bool
+    g: Tensor, weight: Tensor, out: Tensor, state: tuple[Tensor | None, ...], move: bool, project: bool
 ) -> None:
     images, inner, height, width = g.shape
-    natural, target, kicks, numbers, step_index = walk
+    natural, target, kicks, numbers, step_index = state
     places, channels = images * height * width, out.shape[1]
     taps = torch.empty(9 * channels * places, dtype=torch.float32, device=g.device)
     cut = tuning.of(g.device).first_layer

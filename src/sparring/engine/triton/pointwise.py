@@ -1,7 +1,7 @@
 """What lies between two convolutions, as Triton kernels of one launch each.
 
-The way back may be that of fewer images than went forward: some have stopped in between. `among` then tells which of
-the forward's images each of them was, so that nothing has to be copied.
+The backward pass may be that of fewer images than went forward: some have stopped in between. `among` then lists their
+rows in the forward pass, so that nothing has to be copied.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _BLOCK = 1024
 
 @triton.jit
 def _where(pixels, BLOCK: tl.constexpr):
-    """Which image a program works on, which of its pixels (in all channels), and which of those there are."""
+    """A program's image, its pixels (in all channels), and their mask."""
     blocks = tl.cdiv(pixels, BLOCK)
-    program = tl.program_id(0)  # one axis for both: it is the only one that counts beyond 65,535
+    program = tl.program_id(0)  # one axis for both: only the first one goes beyond 65,535
     pixel = program % blocks * BLOCK + tl.arange(0, BLOCK)
     return (program // blocks).to(tl.int64), pixel, pixel < pixels
 
@@ -29,7 +29,7 @@ def _where(pixels, BLOCK: tl.constexpr):
 def _relu_back(
     first,  # (images, pixels): a gradient
     second,  # another, where TWO
-    y,  # (any, pixels): what the ReLU gave
+    y,  # (any, pixels): the output of the ReLU
     among,  # (images,): an image's row of y, where CHOSEN
     out,
     pixels,
@@ -52,7 +52,7 @@ def _relu_back(
 
 @triton.jit
 def _norm_relu(
-    first,  # (images, pixels), channels last; where KEPT, the sum is left here
+    first,  # (images, pixels), channels last; where KEPT, the sum is written here
     second,  # another, added to it, where TWO
     scale,  # (CHANNELS,)
     shift,
@@ -78,10 +78,10 @@ def _norm_relu(
 
 @triton.jit
 def _norm_relu_back(
-    first,  # (images, pixels), channels last: a gradient at what `_norm_relu` gave
+    first,  # (images, pixels), channels last: a gradient at the output of `_norm_relu`
     second,  # another, where TWO
     other,  # (images, pixels): a gradient at the sum that it read, where MORE
-    o,  # (any, pixels): what it gave
+    o,  # (any, pixels): that output
     among,  # (images,): an image's row of o, where CHOSEN
     scale,  # (CHANNELS,)
     out,
@@ -110,12 +110,12 @@ def _norm_relu_back(
 
 @triton.jit
 def _scale(
-    table,  # (norms, 7): addresses of mean, variance, weight, bias, scale, shift; how many channels
+    table,  # (norms, 7): addresses of mean, variance, weight, bias, scale, shift; number of channels
     eps,  # (norms,)
     BF16: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One batch-norm in eval mode as a scale and a shift."""
+    """Write one batch-norm in eval mode as a scale and a shift."""
     entry = table + tl.program_id(0) * 7
     number = tl.float32
     gives = tl.bfloat16 if BF16 else tl.float32
@@ -133,7 +133,7 @@ def _scale(
 
 
 def relu_back(first: Tensor, second: Tensor | None, y: Tensor, among: Tensor | None = None) -> Tensor:
-    """first [+ second] where y > 0, or where y[among] > 0. All are laid out like y."""
+    """first [+ second] where y > 0, or where y[among] > 0. All have the strides of y."""
     out = torch.empty_like(first)
     given = (first, first if second is None else second, y, y if among is None else among, out)
     _relu_back[_grid(out)](*given, _pixels(out), second is not None, among is not None, _BLOCK)
@@ -141,7 +141,7 @@ def relu_back(first: Tensor, second: Tensor | None, y: Tensor, among: Tensor | N
 
 
 def norm_relu(first: Tensor, second: Tensor | None, scale: Tensor, shift: Tensor, *, kept: bool = False) -> Tensor:
-    """relu(scale * (first [+ second]) + shift), by channel. Channels last. Where `kept`, the sum is left in `first`."""
+    """relu(scale * (first [+ second]) + shift) by channel, channels last. Where `kept`, the sum is left in `first`."""
     out = torch.empty_like(first)
     given = (first, first if second is None else second, scale, shift, out)
     launch(_norm_relu, _grid(out), *given, _pixels(out), second is not None, kept, out.shape[1], _BLOCK)
@@ -157,7 +157,7 @@ def norm_relu_back(
     other: Tensor | None = None,
     among: Tensor | None = None,
 ) -> Tensor:
-    """The gradient at the sum that `norm_relu` read when it gave o, or o[among]; and `other` added."""
+    """The gradient at the sum that `norm_relu` read when it returned o, or o[among]; plus `other`."""
     out = torch.empty_like(first)
     given = [first if tensor is None else tensor for tensor in (first, second, other)]
     chosen = o if among is None else among
@@ -171,12 +171,12 @@ def _grid(out: Tensor) -> tuple[int]:
 
 
 def _pixels(images: Tensor) -> int:
-    """Numbers of an image, which need not be there."""
+    """Numbers of one image; there may be no image."""
     return images.shape[1:].numel()
 
 
 class ScaleAll:
-    """Every batch-norm as a scale and a shift, in one launch. Reads addresses, so the tensors must stay in place."""
+    """Every batch-norm as a scale and a shift, in one launch. It keeps addresses: the tensors must stay in place."""
 
     def __init__(self, entries: list[tuple[list[Tensor], float]]) -> None:
         """Per norm: (mean, variance, weight, bias, scale, shift), the first four in fp32; and its eps."""
@@ -188,5 +188,5 @@ class ScaleAll:
         self.half = entries[0][0][4].dtype == torch.bfloat16
 
     def __call__(self) -> None:
-        """Take over the statistics."""
+        """Read the statistics again."""
         _scale[(len(self.table),)](self.table, self.eps, self.half, 256)

@@ -1,7 +1,7 @@
 """Pooling, both ways, as Triton kernels: the mean over a feature map with the linear layer behind it; 2x2 maxima.
 
-Feature maps are channels last. The plain twin of the first is in fused.py; both are tested against torch by Triton's
-interpreter (tests/engine).
+Feature maps are channels last. The first one's twin in torch's operations is in manual/fused_ops.py; both are tested
+against torch by Triton's interpreter.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _pool_dense_back(
     BLOCK: tl.constexpr,
     CLASSES: tl.constexpr,
 ):
-    """One image: the gradient of the logits back to every place of its area; where MASKED, 0 where h is."""
+    """One image: the gradient at the logits back to every place of its area; where MASKED, 0 where h is."""
     image = tl.program_id(0).to(tl.int64)
     seen = image
     if CHOSEN:
@@ -93,11 +93,11 @@ def _max_pool(
     CHOSEN: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One value for 2x2 pixels; BACK: their gradient g to the first of the largest, if it is positive, else 0."""
+    """The maximum of 2x2 pixels; BACK: g to the first of the largest, if it is positive, else 0."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < count
     channel, pixel = at % channels, at // channels
-    column, line = pixel % width, pixel // width  # lines of all images in a row: none has an odd number
+    column, line = pixel % width, pixel // width  # lines of all images in a row: each has an even number
     corner = ((2 * line * 2 * width) + 2 * column) * channels + channel
     down = 2 * width * channels
     seen = corner
@@ -111,16 +111,16 @@ def _max_pool(
     a32, b32, c32, d32 = a.to(tl.float32), b.to(tl.float32), c.to(tl.float32), d.to(tl.float32)
     most = tl.maximum(tl.maximum(a32, b32), tl.maximum(c32, d32))
     if BACK:
-        slope = tl.load(g + at, mask=inside & (most > 0), other=0.0)
-        none = tl.zeros_like(slope)
+        grad = tl.load(g + at, mask=inside & (most > 0), other=0.0)
+        none = tl.zeros_like(grad)
         is_a = a32 == most
         is_b = (b32 == most) & (a32 < most)
         is_c = (c32 == most) & (a32 < most) & (b32 < most)
         is_d = (a32 < most) & (b32 < most) & (c32 < most)
-        tl.store(out + corner, tl.where(is_a, slope, none), mask=inside)
-        tl.store(out + corner + channels, tl.where(is_b, slope, none), mask=inside)
-        tl.store(out + corner + down, tl.where(is_c, slope, none), mask=inside)
-        tl.store(out + corner + down + channels, tl.where(is_d, slope, none), mask=inside)
+        tl.store(out + corner, tl.where(is_a, grad, none), mask=inside)
+        tl.store(out + corner + channels, tl.where(is_b, grad, none), mask=inside)
+        tl.store(out + corner + down, tl.where(is_c, grad, none), mask=inside)
+        tl.store(out + corner + down + channels, tl.where(is_d, grad, none), mask=inside)
     else:
         tl.store(out + at, most.to(out.dtype.element_ty), mask=inside)
 
@@ -138,7 +138,7 @@ def pool_dense(h: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 def pool_dense_back(
     gradient: Tensor, weight: Tensor, h: Tensor, *, masked: bool = False, among: Tensor | None = None
 ) -> Tensor:
-    """The gradient of `pool_dense` at h, or h[among]; where `masked` that before the ReLU which made h."""
+    """The gradient of `pool_dense` at h, or h[among]; where `masked` the one before the ReLU which made h."""
     _, channels, height, width = h.shape
     out = torch.empty_like(h if among is None else h[: len(among)])
     area = height * width
@@ -152,7 +152,7 @@ def pool_dense_back(
 
 
 def _blocks(area: int, channels: int, classes: int) -> tuple[int, int, int]:
-    """Area and classes whole, channels in pieces: about 8,192 values at a time."""
+    """The whole area and all classes, channels in pieces: about 8,192 values at a time."""
     wide, most = triton.next_power_of_2(area), triton.next_power_of_2(classes)
     piece = max(16, min(triton.next_power_of_2(channels), 8192 // max(wide, most)))
     return wide, piece, most

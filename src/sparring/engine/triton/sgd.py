@@ -1,9 +1,8 @@
-"""SGD of all weights of a model in two Triton launches, however many tensors they are.
+"""SGD of all weights of a model in two Triton launches, whatever the number of tensors.
 
 Torch's rule: m <- momentum * m + (g + weight_decay * w), w <- w - lr * m. Gradients are read in the precision they come
-in, and the bf16 copies that a forward reads are written on the way, so that nothing is cast in a launch of its own. The
-plain twin is in sgd.py, and torch's own SGD what it is tested against, by Triton's interpreter. Knows memory and
-numbers; no model.
+in, and the bf16 copies that a forward pass reads are written on the way, so that no cast needs a launch of its own. The
+twin in torch's operations is in update/sgd.py; it is tested against torch's own SGD by Triton's interpreter.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _BLOCK = 2048
 
 @triton.jit
 def _mine(table, units, blocks, BLOCK: tl.constexpr):
-    """A program's tensor in the table, its places in that tensor, and which of them there are."""
+    """A program's entry in the table, its places in that tensor, and their mask."""
     program = tl.program_id(0)
     entry = table + tl.load(units + program) * 6
     place = tl.load(blocks + program) * BLOCK + tl.arange(0, BLOCK)
@@ -40,7 +39,7 @@ def _gradient(entry, place, inside):
 
 @triton.jit
 def _doubt(table, units, blocks, loss, skip, failed, BLOCK: tl.constexpr):
-    """Raise both flags where the loss or a block of a gradient is not finite."""
+    """Set both flags where the loss or a block of a gradient is not finite."""
     entry, place, inside = _mine(table, units, blocks, BLOCK)
     g = _gradient(entry, place, inside)
     finite = tl.min((tl.abs(g) < float("inf")).to(tl.int32), 0)  # no comparison with NaN is true
@@ -61,7 +60,7 @@ def _descend(
     MOMENTUM: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The step of one block of a tensor, and of its bf16 copy where it has one; nothing where it is to be skipped."""
+    """Take the step of one block of a tensor, and of its bf16 copy where it has one; nothing where `skip` is set."""
     entry, place, inside = _mine(table, units, blocks, BLOCK)
     if tl.load(skip) == 0:
         weight = tl.load(entry).to(tl.pointer_type(tl.float32)) + place
@@ -79,10 +78,10 @@ def _descend(
 
 
 class DescendAll:
-    """The step of many tensors. It reads addresses, so weights, momenta and copies must stay in place.
+    """The step of many tensors. It keeps addresses: weights, momenta and copies must stay in place.
 
-    Gradients lie somewhere else in every step, but for a graph's, which lie where they lay when it was captured. Inside
-    of a capture nothing can be copied from the host: its table is filled by `settle`, before the first replay.
+    Gradients lie elsewhere in every step, except in a graph, where they keep their places. Inside a capture nothing can
+    be copied from the host: its table is filled by `settle`, before the first replay.
     """
 
     def __init__(
@@ -94,7 +93,7 @@ class DescendAll:
         momentum: float,
         weight_decay: float,
     ) -> None:
-        """fp32 weights, their momenta (or none at all), and the bf16 copies of some. Each laid out like its weight."""
+        """fp32 weights, their momenta (or none at all), and the bf16 copies of some; each with its weight's strides."""
         self.weights, self.momentum, self.weight_decay = weights, momentum, weight_decay
         self.momenta: list[Tensor] | list[None] = momenta or [None] * len(weights)
         self.copies = copies
@@ -103,7 +102,7 @@ class DescendAll:
         self.units = torch.repeat_interleave(torch.arange(len(weights)), torch.tensor(counts)).to(device)
         self.blocks = torch.cat([torch.arange(count) for count in counts]).to(device)
         self.table = torch.zeros(len(weights), 6, dtype=torch.int64, device=device)
-        self.owed: Tensor | None = None  # what is to stand in the table of a capture
+        self.owed: Tensor | None = None  # the contents of a capture's table, until `settle`
         self.captured: list[Tensor] = []  # tables that graphs read
 
     def __call__(self, loss: Tensor, gradients: list[Tensor], lr: Tensor, skip: Tensor, failed: Tensor) -> None:
@@ -122,11 +121,11 @@ class DescendAll:
         _descend[grid](*program, lr, skip, self.momentum, self.weight_decay, self.momenta[0] is not None, _BLOCK)
 
     def settle(self) -> None:
-        """Fill the table of a capture that has ended, if there was one, and leave it to the graph."""
+        """Fill the table of a capture that has ended, if there was one, and hand it to the graph."""
         if self.owed is not None:
             self.table.copy_(self.owed)
             self.captured.append(self.table)
-            # A new one now, for inside of a capture it would lie where the graph has had other things.
+            # A new one here: made inside a capture it would lie in memory that the graph uses.
             self.table, self.owed = torch.zeros_like(self.table), None
 
     def _rows(self, gradients: list[Tensor]) -> Tensor:

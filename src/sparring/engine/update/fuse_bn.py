@@ -24,7 +24,7 @@ from sparring.engine.fx_graph import (
     become,
     drop,
     give,
-    halves,
+    is_max_pool_2x2,
     is_relu,
     module_of,
     only_user,
@@ -89,7 +89,7 @@ def fuse(
     for node in list(graph.graph.nodes):
         before = node.args[0] if node.args else None
         unit = module_of(graph, before) if isinstance(before, fx.Node) else None
-        if halves(node) and isinstance(unit, NormUnit) and unit.relu:
+        if is_max_pool_2x2(node) and isinstance(unit, NormUnit) and unit.relu:
             node.args, node.kwargs = (before,), {}
             become(graph, node, PoolUnit(pooling, unit.of[0].num_features))
     for node in list(graph.graph.nodes) if widen else ():

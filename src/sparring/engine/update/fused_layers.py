@@ -1,7 +1,7 @@
 """Layers as an update runs them: convolutions, batch-norm with the addition and ReLU behind it, pooling.
 
-Each stands for layers of the model, whose tensors it uses, and has a plain twin in torch's operations for what the
-kernels cannot read. Who puts them in their places is fusing.py.
+Each stands for layers of the model, whose tensors it uses, and has a twin in torch's operations for inputs that the
+kernels cannot read. fuse_bn.py puts them in their places.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from torch import Tensor, nn
 from sparring.engine.manual.fused_ops import split_in_one
 from sparring.engine.update.weight_gradients import WeightGradientStream
 
-WHOLE = 16  # channels: cuDNN wants whole eights in bf16, and norm.py reads whole sixteens at once
-FILLED = 8  # channels that a first layer is given
+WHOLE = 16  # channels: cuDNN needs multiples of 8 in bf16, and batch_norm.py reads 16 at once
+FILLED = 8  # channels of a first layer's input
 
 
 class Bare(nn.Module):
-    """A convolution without its bias. Where `wide`, channels of zeros fill its output up to whole sixteens.
+    """A convolution without its bias. Where `wide`, channels of zeros fill its output up to a multiple of 16.
 
-    Else cuDNN does that by launches of its own. It may be given such channels, too; where `fill`, it gives them to
-    itself, up to eight: a first layer's three channels send cuDNN to a slow kernel. In bf16 they are not all zeros:
-    pixels come as two numbers each, for one would be off by up to 1/512 near 1, a quarter of a step.
+    Otherwise cuDNN pads by launches of its own. Its input may have such channels too; where `fill`, it adds them
+    itself, up to eight: with three channels cuDNN takes a slow kernel for a first layer. In bf16 they are not all
+    zeros: a pixel is two numbers, because one would be off by up to 1/512 near 1, a quarter of a step.
     """
 
     def __init__(self, conv: nn.Conv2d, *, wide: bool) -> None:
@@ -36,7 +36,7 @@ class Bare(nn.Module):
         self.weight_stream: WeightGradientStream | None = None  # computes the weight's gradient, if not autograd
 
     def forward(self, x: Tensor) -> Tensor:
-        """As the convolution, but for the bias."""
+        """The convolution without its bias."""
         (conv,) = self.of
         weight, copies = conv.weight, 1
         if self.fill and x.shape[1] == conv.in_channels:
@@ -53,7 +53,7 @@ class Bare(nn.Module):
         return out
 
     def _filled(self, x: Tensor) -> tuple[Tensor, int]:
-        """Eight channels, and in how many numbers each pixel comes."""
+        """The input in eight channels, and the numbers per pixel."""
         dtype = self.of[0].weight.dtype
         if dtype == torch.bfloat16 and x.dtype == torch.float32 and 2 * x.shape[1] <= FILLED:
             return split_in_one(x, FILLED), 2
@@ -62,7 +62,7 @@ class Bare(nn.Module):
 
 
 class NormUnit(nn.Module):
-    """relu(batch-norm(x + bias) + z), as far as there is a ReLU, a bias and a z."""
+    """relu(batch-norm(x + bias) + z); ReLU, bias and z are optional."""
 
     def __init__(self, norm: nn.BatchNorm2d, bias: Tensor | None, kernels: ModuleType, arrived: Tensor) -> None:
         super().__init__()
@@ -73,9 +73,9 @@ class NormUnit(nn.Module):
         self.dry = False  # see compile_for
 
     def forward(self, x: Tensor, z: Tensor | None = None) -> Any:
-        """The output; twice where two layers read it, so that each brings its gradient; and x, where it goes through.
+        """The output; twice where two layers read it, so that each has its gradient; and x, where another reads it.
 
-        As a tuple, where it is more than one.
+        A tuple, where it is more than one.
         """
         (norm,), (bias,) = self.of, self.bias_of
         given = (x,) if z is None else (x, z)
@@ -86,15 +86,15 @@ class NormUnit(nn.Module):
         return both(x, norm.weight, norm.bias, bias, z, self)
 
     def plain(self, x: Tensor, z: Tensor | None = None) -> Any:
-        """The same by torch's operations."""
+        """The same in torch's operations."""
         (norm,), (bias,) = self.of, self.bias_of
         x = x[:, : norm.num_features]
         y = norm(x if bias is None else x + bias.to(x.dtype)[:, None, None])
         y = y if z is None else y + z
         y = F.relu(y) if self.relu else y
-        return self.given_out(y, y, x)
+        return self.outputs(y, y, x)
 
-    def given_out(self, y: Tensor, again: Tensor, x: Tensor) -> Any:
+    def outputs(self, y: Tensor, again: Tensor, x: Tensor) -> Any:
         """What `forward` returns."""
         outs = (y, *((again,) if self.twice else ()), *((x,) if self.through else ()))
         return outs if len(outs) > 1 else y
@@ -111,7 +111,7 @@ class _Norm(torch.autograd.Function):
         y, facts = unit.kernels.forward(x, gain, shift, running, unit.arrived, bias=bias, z=z, **how)
         ctx.save_for_backward(x, facts, y if unit.relu and z is not None else None)
         ctx.unit, ctx.added = unit, z is not None
-        return unit.given_out(y, y.view_as(y), x.view_as(x))
+        return unit.outputs(y, y.view_as(y), x.view_as(x))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
@@ -119,13 +119,13 @@ class _Norm(torch.autograd.Function):
         laid = [_like(gradient, x) for gradient in gradients]
         more = laid.pop() if ctx.unit.through else None
         how = {"relu": ctx.unit.relu, "keep": ctx.added, "more": more}
-        dx, kept, slopes = ctx.unit.kernels.back(tuple(laid), x, y, facts, ctx.unit.arrived, **how)
-        gain, shift = slopes[:2, : ctx.unit.of[0].num_features]
+        dx, kept, sums = ctx.unit.kernels.back(tuple(laid), x, y, facts, ctx.unit.arrived, **how)
+        gain, shift = sums[:2, : ctx.unit.of[0].num_features]
         return dx, gain, shift, ctx.unit.of_bias, kept if ctx.added else None, None
 
     @staticmethod
     def dry(x: Tensor, *given: Any) -> Any:
-        """Both ways, one behind the other: autograd goes back in a thread that does not know what is going on."""
+        """Forward and backward, one after the other: autograd's backward runs in a thread without the context."""
         ctx = _Dry()
         out = _Norm.forward(ctx, x, *given)
         _Norm.backward(ctx, *(out if isinstance(out, tuple) else (out,)))
@@ -133,23 +133,23 @@ class _Norm(torch.autograd.Function):
 
 
 class _Dry:
-    """What a Function keeps for the way back."""
+    """Keeps what a Function saves for its backward pass."""
 
     def save_for_backward(self, *tensors: Tensor | None) -> None:
         self.saved_tensors = tensors
 
 
 class PoolUnit(nn.Module):
-    """The largest of every 2x2 pixels of what a ReLU has passed."""
+    """The maximum of every 2x2 pixels of a ReLU's output."""
 
     def __init__(self, kernels: ModuleType, channels: int) -> None:
-        """`channels` are kept; what is given beyond them are zeros."""
+        """`channels` are kept; the input's further channels are zeros."""
         super().__init__()
         self.kernels, self.channels = kernels, channels
         self.dry = False
 
     def forward(self, x: Tensor) -> Tensor:
-        """Half as high and wide."""
+        """The maxima: half the height and width."""
         even = x.shape[2] % 2 == 0 and x.shape[3] % 2 == 0
         if not even or not x.is_contiguous(memory_format=torch.channels_last):
             return F.max_pool2d(x[:, : self.channels], 2)
@@ -173,5 +173,5 @@ class _Pool(torch.autograd.Function):
 
 
 def _like(gradient: Tensor, x: Tensor) -> Tensor:
-    """In x's precision, channels last: a mean's gradient is spread out over nothing."""
+    """The gradient in x's precision, channels last: that of a mean is an expanded view."""
     return gradient.to(x.dtype).contiguous(memory_format=torch.channels_last)

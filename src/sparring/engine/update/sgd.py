@@ -1,4 +1,4 @@
-"""SGD with momentum on tensors that stay in place, the learning rate among them: what a captured update can hold.
+"""SGD with momentum on tensors that stay in place, the learning rate among them, so that it can be captured.
 
 The rule is torch's. Where the loss or a gradient is not finite, no weight and no momentum moves.
 """
@@ -29,9 +29,9 @@ def unsupported(optimizer: torch.optim.Optimizer, model: nn.Module) -> str:
 
 
 class Sgd:
-    """The step of an optimizer's `parameters`, of gradients taken at `leaves`: themselves, or bf16 copies of some.
+    """The step of an optimiser's `parameters` from gradients at `leaves`: the parameters, or bf16 copies of some.
 
-    Momenta are kept in the optimizer, so that a checkpoint finds them.
+    Momenta are kept in the optimiser, so that a checkpoint holds them.
     """
 
     def __init__(
@@ -42,12 +42,12 @@ class Sgd:
         *,
         kernels: ModuleType | None = None,
     ) -> None:
-        """`kernels`: descent.py, where Triton is and gradients come in bf16."""
+        """`kernels`: triton/sgd.py, where it can run."""
         group = optimizer.param_groups[0]
         self.momentum, self.weight_decay = float(group["momentum"]), float(group["weight_decay"])
         self.parameters, self.momenta = parameters, list[Tensor]()
         for parameter in parameters if self.momentum else ():
-            # Laid out like its parameter (a checkpoint's is not, under channels_last): the kernel walks both as memory.
+            # With its parameter's strides (a checkpoint's has others, under channels_last): the kernel reads both flat.
             # A momentum of zero gives torch's own first step: m * 0 + g.
             momentum = torch.zeros_like(parameter, requires_grad=False)
             before = optimizer.state[parameter].get("momentum_buffer")
@@ -66,7 +66,7 @@ class Sgd:
 
     @torch.no_grad()
     def __call__(self, loss: Tensor, gradients: list[Tensor]) -> None:
-        """Take the step at the rate `lr`, copies included; or take none, and `failed` is 1 from then on."""
+        """Take the step at the rate `lr`, copies included; or none, and `failed` is 1 from then on."""
         if self.at_once is not None:
             self.at_once(loss, gradients, self.lr, self.skip, self.failed)
             return
@@ -92,11 +92,11 @@ class Sgd:
                 copy.copy_(parameter)
 
     def settle(self) -> None:
-        """A capture has ended: what it could not do in it is done now."""
+        """Finish, after a capture, what cannot be done inside one."""
         if self.at_once is not None:
             self.at_once.settle()
 
 
 def finite(loss: Tensor, gradients: list[Tensor]) -> Tensor:
-    """Whether both are, as a tensor."""
+    """Whether both are finite, as a tensor."""
     return torch.isfinite(loss.detach() + torch.nn.utils.get_total_norm(gradients, foreach=True))

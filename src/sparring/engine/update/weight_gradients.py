@@ -1,10 +1,10 @@
-"""Gradients of weights beside the way back: on a stream of their own, while the gradient goes on to the layers below.
+"""Gradients of weights on a second stream, while the gradient of the input goes on to the layers below.
 
-On the way back through a convolution two gradients follow from one: that of its input, which the layers below wait for,
-and that of its weight, which nobody needs before the weights are moved. Autograd computes one behind the other. Here
-the weight's is launched on a second stream, where it fills what the kernels of the first leave idle. Autograd is told
-that such a weight has no gradient: `gradients` asks it for the others, waits for the second stream and puts the two
-together. Without CUDA there is one stream, and the numbers are the same.
+The backward pass of a convolution computes two gradients from one: that of its input, which the layers below wait for,
+and that of its weight, which is not needed before the weights move. Autograd computes one after the other. Here the
+weight's is launched on a second stream, where it fills what the kernels of the first leave idle. To autograd such a
+weight has no gradient: `gradients` asks it for the others, waits for the second stream and joins the two. Without CUDA
+there is one stream, and the numbers are the same.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from torch import Tensor, nn
 
 
 class WeightGradientStream:
-    """Where the gradients of weights are collected until the way back is over."""
+    """Collects the gradients of weights until the backward pass is over."""
 
     def __init__(self, device: torch.device) -> None:
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        self.tuned: set[tuple[Any, ...]] = set()  # cuDNN times its kernels at first, and nobody is to disturb it
+        self.tuned: set[tuple[Any, ...]] = set()  # cuDNN times its kernels at first: nothing may run beside it then
         self.found: dict[int, Tensor] = {}
-        self.read: list[Tensor] = []  # by kernels that may not have run: nobody may write there yet
+        self.read: list[Tensor] = []  # read by kernels that may not have run yet: their memory must not be reused
 
     def convolution(self, x: Tensor, conv: nn.Conv2d, weight: Tensor, copies: int = 1) -> Tensor:
-        """conv(x) without its bias, whose weight's gradient will be found aside.
+        """conv(x) without its bias; the weight's gradient goes to the second stream.
 
-        `weight` holds so many copies of conv's, side by side for x's channels, and zeros.
+        `weight` holds `copies` copies of conv's weight, side by side for x's channels, and zeros.
         """
         given = (x, conv.weight, conv, weight.detach(), copies, self)
         out: Tensor = _Convolution.apply(*given)  # type: ignore[no-untyped-call]
         return out
 
     def put(self, conv: nn.Conv2d, gradient: Tensor, x: Tensor, weight: Tensor, copies: int) -> None:
-        """Launch the gradient of a weight from that of the convolution's output."""
+        """Launch the gradient of a weight, from that at the convolution's output."""
         if self.stream is None:
             self._add(conv, gradient, x, weight, copies)
             return
@@ -59,24 +59,24 @@ class WeightGradientStream:
             rows, inputs = leaf.shape[:2]
             each = [found[:rows, place : place + inputs] for place in range(0, copies * inputs, inputs)]
             found = torch.empty_like(leaf).copy_(sum(each[1:], start=each[0]))
-        before = self.found.get(id(leaf))  # where the layer was run twice
+        before = self.found.get(id(leaf))  # where the layer ran twice
         self.found[id(leaf)] = found if before is None else before + found
 
     def gradients(self, loss: Tensor, leaves: Sequence[Tensor]) -> list[Tensor]:
-        """As `torch.autograd.grad`, together with what was found aside."""
+        """As `torch.autograd.grad`, including the gradients from the second stream."""
         self.found.clear()
         try:
-            told = torch.autograd.grad(loss, leaves, allow_unused=True)
+            direct = torch.autograd.grad(loss, leaves, allow_unused=True)
         except BaseException:
             if self.stream is not None and not torch.cuda.is_current_stream_capturing():
                 self.stream.synchronize()
             self._forget()
             raise
-        if self.stream is not None and self.read:  # a stream that a capture does not know cannot be waited for
+        if self.stream is not None and self.read:  # a capture cannot wait for a stream that is not part of it
             torch.cuda.current_stream(loss.device).wait_stream(self.stream)
         found = [self.found.get(id(leaf)) for leaf in leaves]
         self._forget()
-        return [_both(one, other) for one, other in zip(told, found, strict=True)]
+        return [_both(one, other) for one, other in zip(direct, found, strict=True)]
 
     def _forget(self) -> None:
         self.found.clear()
@@ -91,7 +91,7 @@ class _Convolution(torch.autograd.Function):
         x = x.to(weight.dtype)
         ctx.save_for_backward(x, weight)
         ctx.conv, ctx.copies, ctx.stream = conv, copies, stream
-        with torch.autocast(x.device.type, enabled=False):  # what is kept for the way back is what was computed with
+        with torch.autocast(x.device.type, enabled=False):  # the backward pass needs what was computed with
             return nn.functional.conv2d(x, weight, None, conv.stride, conv.padding, conv.dilation, conv.groups)
 
     @staticmethod
