@@ -16,7 +16,7 @@ def test_a_checkpoint_that_has_gone_is_not_named_as_if_it_were_there(sparring, f
     said = sparring("train", "--out", folder, "--resume")
     assert (
         said.code == 0
-        and f"({folder / run_folder.BEST}: not there)" in said.out
+        and f"({folder / run_folder.BEST}: missing)" in said.out
         and f"({folder / run_folder.LAST})" in said.out
     )
 

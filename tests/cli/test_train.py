@@ -74,20 +74,23 @@ def test_what_is_found_another_way_trains_by_the_same_command(sparring, recipe):
         (["fat-by-probability-digits", "--attack.rho", "1"], ["attack.rho must stay below 1"]),
         (
             ["fat-by-loss-digits", "--attack.no-project"],
-            ["fat-by-loss does not read --attack.no-project (who does: madry, fat,"],
+            ["fat-by-loss does not read --attack.no-project (it belongs to madry, fat,"],
         ),
         (["standard-digits", "--attack.eps", "0.1"], ["standard makes no adversarial data", "--attack.eps"]),
         (["fat-paced-digits", "--attack.share", "2"], ["attack.share must lie in [0, 1], got 2"]),
         (
             ["madry-digits", "--attack.tau", "2"],
-            ["madry does not read --attack.tau (who does: fat, fat-trades, fat-mart)."],
+            ["madry does not read --attack.tau (it belongs to fat, fat-trades, fat-mart)."],
         ),
         (["fat-paced-digits", "--attack.tau", "3"], ["fat-paced does not read --attack.tau"]),
         (
             ["fat-digits", "--objective", "dat", "--attack.margin", "0.5"],
-            ["dat does not read --attack.margin (who does: ates)"],
+            ["dat does not read --attack.margin (it belongs to ates)"],
         ),
-        (["fat-digits", "--beta", "3"], ["fat does not read --beta (who does: trades, fat-trades, mart, fat-mart)."]),
+        (
+            ["fat-digits", "--beta", "3"],
+            ["fat does not read --beta (it belongs to trades, fat-trades, mart, fat-mart)."],
+        ),
         (["trades-digits", "--attack.start", "None"], ["flat at the image itself", "--attack.start normal"]),
         (["fat-digits", "--epoch", "3"], ["--epoch, 3", "Did you mean --epochs?"]),
         (["fat-digits", "--epochs", "0"], ["epochs must be at least 1, got 0"]),

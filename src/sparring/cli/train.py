@@ -1,4 +1,4 @@
-"""`sparring train`: a recipe, overrides, a folder; a progress bar; a clean stop on Ctrl-C and SIGTERM."""
+"""`sparring train`: trains a recipe with overrides into a run folder."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def run(argv: list[str]) -> int:
             f"{data.num_classes} classes) -> {folder}"
         )
         if options.resume and _finished(folder, wanted):
-            print(f"it is finished already: {wanted.epochs} of {wanted.epochs} epochs.")
+            print(f"already finished: {wanted.epochs} of {wanted.epochs} epochs.")
         else:
             for note in (*_of_ones_own(data, wanted.data), *_notes(wanted, data, device)):
                 print(f"note: {note}")
@@ -105,7 +105,7 @@ def run(argv: list[str]) -> int:
 
 
 def _written(folder: Path) -> int:
-    """When the run in a folder was begun, 0 for none: two runs differ in it."""
+    """When the run in a folder was started, 0 for none: two runs differ in it."""
     config = folder / run_folder.CONFIG
     return config.stat().st_mtime_ns if config.exists() else 0
 
@@ -116,22 +116,22 @@ def _data(wanted: Config, *, resume: bool) -> Dataset:
     except UserError as error:
         if not resume:
             raise
-        raise UserError(f"{error} Where the images lie elsewhere now, say so with --data.") from None
+        raise UserError(f"{error} If the images have moved, give their path: --data.") from None
 
 
 def _of_ones_own(data: Dataset, spec: str) -> list[str]:
-    """What was made of somebody's own images: how they were parted, scaled, what was left out."""
+    """How the user's own images were read: split, scaled, left out."""
     return [f"{data.note}."] if spec.startswith(("folder:", "npz:")) else []
 
 
 def _finished(folder: Path, wanted: Config) -> bool:
-    """Whether the run in a folder is this one, at its end."""
+    """Whether the folder holds this run, finished."""
     done = read_facts(folder / run_folder.LAST).get("epoch", 0)
     return done >= wanted.epochs and run_folder.open_run(folder).config == wanted
 
 
 def _folder(recipe: str, wanted: Config) -> Path:
-    """runs/RECIPE-seedN; with other data than the recipe's their name in it, for they are another run."""
+    """runs/RECIPE-seedN; with other data than the recipe's, their name is in it too."""
     known = recipes.RECIPES.get(recipe)
     other = ""
     if known is not None and wanted.data != known.config.data:
@@ -140,7 +140,7 @@ def _folder(recipe: str, wanted: Config) -> Path:
 
 
 def _notes(config: Config, data: Dataset, device: torch.device) -> Iterator[str]:
-    """What is allowed and yet hardly meant."""
+    """Settings that are allowed but probably not intended."""
     eps = config.objective.radius
     yield from config.objective.advice(config.epochs)
     if eps and not 0.49 * eps < config.validation_eps < 2.01 * eps:  # the paper trains at 16/255, measures at 8/255
@@ -156,13 +156,13 @@ def _notes(config: Config, data: Dataset, device: torch.device) -> Iterator[str]
 
 
 def _days_on_a_cpu(config: Config, data: Dataset) -> float:
-    """Roughly. A gradient of the input is worth two forward passes, an update three."""
+    """A rough estimate: an input gradient costs two forward passes, an update three."""
     forward = models.seconds_on_a_cpu(config.model, data.channels, data.size, data.num_classes)
     return config.epochs * len(data.train) * forward * (2 * config.objective.most_backprops + 3) / 86400
 
 
 def _again(folder: Path, options: Options) -> str:
-    """The command that continues a run where and how it was."""
+    """The command that continues a run on the same device and engine."""
     words = ["sparring", "train", "--out", str(folder), "--resume"]
     for name in ("device", "engine"):  # the folder does not keep these
         value = getattr(options, name)
@@ -171,7 +171,7 @@ def _again(folder: Path, options: Options) -> str:
 
 
 def _options(argv: list[str]) -> tuple[str, Options]:
-    """The recipe's name and what the command line makes of it. Without a recipe, the one of the run to resume."""
+    """The recipe's name and the options, from the command line; without a recipe, those of the run to resume."""
     if argv and not argv[0].startswith("-"):
         recipe, rest = argv[0], argv[1:]
         base, prog = recipes.find(recipe).config, f"sparring train {recipe}"
@@ -208,7 +208,7 @@ def _objective(argv: list[str], default: Objective) -> type[Any]:
 
 
 def _refuse_what_is_ignored(argv: list[str], kind: type[Any]) -> None:
-    """A parameter that is another objective's: say whose it is, instead of that there is no such flag."""
+    """Refuse a parameter of another objective, and name the objectives that have it."""
     readers: dict[str, list[str]] = {}
     for name, objective in OBJECTIVES.items():
         for field in fields(objective):
@@ -221,11 +221,11 @@ def _refuse_what_is_ignored(argv: list[str], kind: type[Any]) -> None:
             if not own:
                 raise UserError(f"{kind.name} makes no adversarial data and does not read {flag[0]}. Leave it out.")
             who = ", ".join(readers[parameter])
-            raise UserError(f"{kind.name} does not read {flag[0]} (who does: {who}). Leave it out.")
+            raise UserError(f"{kind.name} does not read {flag[0]} (it belongs to {who}). Leave it out.")
 
 
 def _to_resume(argv: list[str]) -> run_folder.RunFolder:
-    """The run that a command line without a recipe means."""
+    """The run to resume, for a command line without a recipe."""
     out = _value_of("--out", argv)
     if "--resume" in argv and out is not None:
         return run_folder.open_run(Path(out))
@@ -238,7 +238,7 @@ def _to_resume(argv: list[str]) -> run_folder.RunFolder:
 
 
 def _value_of(flag: str, argv: list[str]) -> str | None:
-    value = None  # of two the last counts, as it does for all other options
+    value = None  # the last one counts, as with all other options
     for word, following in itertools.pairwise([*argv, ""]):
         if word == flag and following:
             value = following
@@ -248,7 +248,7 @@ def _value_of(flag: str, argv: list[str]) -> str | None:
 
 
 def pick_device(name: str) -> torch.device:
-    """A device that is there."""
+    """The device of that name, checked to exist."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -258,7 +258,9 @@ def pick_device(name: str) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise UserError(f"device {name!r} is not supported. Write auto, cpu, cuda or cuda:N.")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UserError(f"device {name!r} is not here: {torch.cuda.device_count()} CUDA devices. Use --device cpu.")
+        raise UserError(
+            f"device {name!r} does not exist: there are {torch.cuda.device_count()} CUDA devices. Use --device cpu."
+        )
     return device
 
 
@@ -270,7 +272,7 @@ def _summary(folder: Path) -> None:
         file = folder / f"{name}.safetensors"
         print(
             f"{name}: epoch {record['epoch']}, on {run.config.validation} validation images natural "
-            f"{record['natural']:.1%}, PGD-10 {record['pgd10']:.1%}  ({file}{'' if file.is_file() else ': not there'})"
+            f"{record['natural']:.1%}, PGD-10 {record['pgd10']:.1%}  ({file}{'' if file.is_file() else ': missing'})"
         )
     eps = run.config.objective.radius
     radius = (
@@ -281,7 +283,7 @@ def _summary(folder: Path) -> None:
 
 
 def _expected_by(run: run_folder.RunFolder) -> list[str]:
-    """The protocol of the recipe's expectation, on whose data the run was trained: the numbers shall compare."""
+    """The protocol that the recipe's expected numbers were measured by, so that the numbers compare."""
     known = recipes.RECIPES.get(run.recipe)
     if known is None or known.config.data != run.config.data:
         return []

@@ -116,7 +116,7 @@ class Objective(Protocol):
         """Settings of a PGD under which held-out accuracy is recorded too (`own`), where the method depends on it."""
 
     def advice(self, epochs: int) -> list[str]:
-        """What is allowed and yet hardly meant in a run of `epochs` epochs, each in one line."""
+        """Settings that are allowed but probably not intended in a run of `epochs` epochs, one line each."""
 
 
 def training_step(
