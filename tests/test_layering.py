@@ -124,7 +124,7 @@ INSIDE: dict[str, list[str]] = {
     ],
     "engine.manual": ["fused_ops", "manual_network", "chain", "read_chain", "wide_resnet"],
     "engine.attack": ["buckets", "split_batch", "folded", "unfolded", "replay", "active_set", "runner"],
-    "engine.update": ["weight_gradients", "fused_layers", "fuse_bn", "sgd", "amp_copy", "awp", "step"],
+    "engine.update": ["fused_layers", "fuse_bn", "sgd", "amp_copy", "awp", "step"],
     "evaluation.sanity": ["probes", "checks", "explain", "measure"],
 }
 ROOT = Path(sparring.__file__).parent

@@ -34,4 +34,4 @@ def test_a_network_changed_under_a_run(sparring, tmp_path):
 def test_of_two_folders_the_last_one_counts(sparring, finished, tmp_path):
     folder = Path(shutil.copytree(finished, tmp_path / "run"))
     said = sparring("train", "--out", "nowhere", "--resume", "--out", folder)
-    assert said.code == 0 and "finished already: 2 of 2" in said.out
+    assert said.code == 0 and "already finished: 2 of 2" in said.out

@@ -111,7 +111,7 @@ def test_what_is_found_another_way_trains_by_the_same_command(sparring, recipe):
         (["fat-digits", "--data", "npz:none.npz"], ["no such file: none.npz"]),
         (["fat-digits", "--validation", "5000"], ["cannot hold out 5000 of 1347", "--validation"]),
         (["fat-digits", "--device", "gpu"], ["unknown device 'gpu'", "auto, cpu, cuda or cuda:N"]),
-        (["fat-digits", "--device", "cuda:99"], ["'cuda:99' is not here", "--device cpu"]),
+        (["fat-digits", "--device", "cuda:99"], ["'cuda:99' does not exist", "--device cpu"]),
         (["fat-digits", "--resume", "--overwrite"], ["Give one of them"]),
         (["--resume"], ["which run?", "--out"]),
         (["--resume", "--out", "nothing"], ["nothing holds no run", "Check the path"]),
@@ -163,7 +163,7 @@ def test_resuming_with_another_length_is_refused_and_not_called_finished(sparrin
 def test_resuming_a_finished_run_says_so_and_changes_nothing(sparring, finished, tmp_path):
     folder = Path(shutil.copytree(finished, tmp_path / "run"))
     said = sparring("train", "--out", folder, "--resume")
-    assert said.code == 0 and "finished already: 2 of 2" in said.out and "last: epoch 2," in said.out
+    assert said.code == 0 and "already finished: 2 of 2" in said.out and "last: epoch 2," in said.out
     same_run(finished, folder)
 
 

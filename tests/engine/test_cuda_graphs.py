@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from sparring.engine import cuda_graphs
-from sparring.engine.cuda_graphs import Captured, NotCapturable, SideStream
-from tests.engine.streams import Streams
+from sparring.engine.cuda_graphs import Captured, NotCapturable
 
 GIB = 2**30
 
@@ -94,50 +93,6 @@ def test_a_capture_that_fails_is_ended(asked):
 def test_without_a_pool_it_is_simply_done(asked):
     Captured(lambda: asked.append("work"), None)()
     assert asked == ["work"]
-
-
-def test_what_runs_beside_waits_for_those_who_read_it_last_alone(monkeypatch):
-    streams = Streams(monkeypatch)
-    beside = SideStream(torch.device("cpu"))
-    beside.stream = streams.make("aside")
-
-    def batch(name: str) -> None:
-        with beside.beside():
-            streams.say(f"draw {name}")
-        streams.say(f"walk {name}")
-
-    batch("a")
-    beside.read()
-    streams.say("update a")
-    batch("b")  # and breaks off
-    batch("c")
-    drawn_at_first = ["aside waits for main", "aside: draw a", "main waits for aside", "main: walk a", "main: event 0"]
-    drawn_beside = [
-        "main: update a",
-        "aside waits for event 0",
-        "aside: draw b",
-        "main waits for aside",
-        "main: walk b",
-    ]
-    drawn_behind = ["aside waits for main", "aside: draw c", "main waits for aside", "main: walk c"]
-    assert streams.take() == [*drawn_at_first, *drawn_beside, *drawn_behind]
-
-
-def test_what_breaks_off_beside_is_waited_for(monkeypatch):
-    streams = Streams(monkeypatch)
-    beside = SideStream(torch.device("cpu"))
-    beside.stream = streams.make("aside")
-    with pytest.raises(RuntimeError), beside.beside():
-        raise RuntimeError("cannot draw")
-    assert streams.take() == ["aside waits for main", "main waits for aside"] and beside.last is None
-
-
-def test_without_cuda_nothing_is_beside():
-    beside = SideStream(torch.device("cpu"))
-    with beside.beside():
-        pass
-    beside.read()
-    assert beside.last is None
 
 
 @pytest.mark.parametrize("message", ["CUDA error: operation not permitted when stream is capturing", "no such kernel"])

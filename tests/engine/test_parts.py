@@ -24,13 +24,12 @@ from tests.engine.networks import OneBlock
 CPU = torch.device("cpu")
 PGD = KTauPGD(eps=0.1, step_size=0.02, steps=2, tau=0, loss="ce", start="uniform")
 EXPECTED = {
-    "chain": {"manual", "attack_step", "halves", "side_stream", "refresh", "fused_bn", "wide_channels", "fused_sgd"},
+    "chain": {"manual", "attack_step", "halves", "refresh", "fused_bn", "wide_channels", "fused_sgd"},
     "wide": {
         "manual_wide",
         "attack_step",
         "halves",
         "split_batch",
-        "side_stream",
         "refresh",
         "fused_bn",
         "wide_channels",
@@ -92,8 +91,8 @@ def test_every_part_can_be_left_out(name, gpu):
 
 
 NEEDS = {
-    "attack_step": ("halves", "side_stream"),
+    "attack_step": ("halves",),
     "manual": ("halves",),
     "manual_wide": ("halves",),
-    "fused_bn": ("weight_stream", "wide_channels"),
+    "fused_bn": ("wide_channels",),
 }

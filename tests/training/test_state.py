@@ -41,7 +41,7 @@ def test_the_best_is_kept_as_it_was_and_written_with_the_rest(tmp_path, small):
 def test_a_checkpoint_is_of_its_moment_and_the_run_goes_on_meanwhile(tmp_path, small, monkeypatch):
     state, facts = begun(small)
     run = run_folder.create(tmp_path / "run", small, "")
-    go, really = threading.Event(), run_folder.Run.save
+    go, really = threading.Event(), run_folder.RunFolder.save
 
     def slow(self, *file):
         assert go.wait(60)
@@ -65,7 +65,7 @@ def test_a_checkpoint_is_of_its_moment_and_the_run_goes_on_meanwhile(tmp_path, s
 def test_what_cannot_be_written_is_said_and_tried_again(tmp_path, small, monkeypatch):
     state, facts = begun(small)
     run = run_folder.create(tmp_path / "run", small, "")
-    really, room = run_folder.Run.save, []
+    really, room = run_folder.RunFolder.save, []
 
     def full(self, *file):
         if not room:
@@ -113,7 +113,7 @@ def test_a_state_comes_back_with_momentum_place_and_sums(tmp_path, small):
 
 def test_the_last_checkpoint_is_tried_again_at_the_end(tmp_path, small, monkeypatch):
     state, facts = begun(small)
-    really, tries = run_folder.Run.save, []
+    really, tries = run_folder.RunFolder.save, []
 
     def full_once(self, *file):
         tries.append(file[0])
@@ -134,7 +134,7 @@ def test_the_last_checkpoint_is_tried_again_at_the_end(tmp_path, small, monkeypa
 
 def test_what_is_tried_again_is_what_was_handed_over_last(tmp_path, small, monkeypatch):
     state, facts = begun(small)
-    really, tries = run_folder.Run.save, []
+    really, tries = run_folder.RunFolder.save, []
 
     def full_twice(self, *file):
         tries.append(file[2]["step"])

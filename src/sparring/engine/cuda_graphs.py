@@ -6,8 +6,8 @@ work uncaptured.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import cache
 from typing import Any
 
@@ -124,42 +124,3 @@ def _repair(side: torch.cuda.Stream) -> None:
         graph.capture_begin(capture_error_mode="thread_local")
         spare.zero_()
         graph.capture_end()
-
-
-class SideStream:
-    """Runs work that needs no result of what is still running, on a stream of its own. Its results have fixed places.
-
-    The work may start as soon as the results of the last block have been read, whatever is queued behind that.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        self.last: torch.cuda.Event | None = None  # when the results had been read
-
-    @contextmanager
-    def beside(self) -> Iterator[None]:
-        """Launch the block on the side stream; what is launched after the block waits for it."""
-        if self.stream is None:
-            yield
-            return
-        here, last = torch.cuda.current_stream(), self.last
-        self.overwritten()  # a batch that is interrupted never calls `read`
-        if last is None:
-            self.stream.wait_stream(here)
-        else:
-            self.stream.wait_event(last)
-        try:
-            with torch.cuda.stream(self.stream):
-                yield
-        finally:
-            here.wait_stream(self.stream)
-
-    def overwritten(self) -> None:
-        """The results' places are written by other work: the next block waits for all that was launched before it."""
-        self.last = None
-
-    def read(self) -> None:
-        """Nothing that is launched from here on reads the results of the last block."""
-        if self.stream is not None:
-            self.last = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self.last.record()

@@ -11,14 +11,14 @@ from sparring import models
 from sparring.engine.attack.folded import NotFolded, fold, fused_mismatch
 from sparring.engine.folded_layers import ConvUnit, Dense, ScaleShift
 from sparring.engine.manual import fused_ops as fused_operations
-from tests.evaluation.test_gradient_model import awake
+from tests.evaluation.test_gradient_model import with_statistics
 
 
 def build(name: str, dtype: torch.dtype = torch.float64) -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         normalize = ([0.5] * 3, [0.2] * 3)
-        return awake(models.build(name, num_classes=10, size=(16, 16), normalize=normalize)).to(dtype)
+        return with_statistics(models.build(name, num_classes=10, size=(16, 16), normalize=normalize)).to(dtype)
 
 
 def images(dtype: torch.dtype = torch.float64) -> torch.Tensor:
@@ -109,7 +109,7 @@ def test_a_convolution_that_others_read_is_not_folded():
             return self.fc((h + F.relu(self.norm(h))).flatten(1))
 
     with torch.random.fork_rng():
-        model = awake(Forked())
+        model = with_statistics(Forked())
     x = torch.rand(4, 1, 3, 3, generator=torch.Generator().manual_seed(0))
     network = fold(model, dtype=torch.float32, fused=False)
     assert network is not None
@@ -200,7 +200,7 @@ class Shared(nn.Module):
 
 
 def test_a_batch_norm_that_stands_in_two_places():
-    model = awake(Shared()).double().train()
+    model = with_statistics(Shared()).double().train()
     before = model.norm.running_mean.clone()
     network = fold(model, dtype=torch.float64, fused=False)
     x = images()

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from sparring.engine.attack.runner import CapturedAttack
 from sparring.engine.attack.split_batch import SplitBatch
-from sparring.engine.cuda_graphs import SideStream
 from sparring.objectives import KTauPGD
 from tests.attacks.conftest import images, network
 
@@ -105,19 +104,6 @@ def test_an_old_report_is_not_taken_for_the_new_one(monkeypatch):
 
     monkeypatch.setattr(pgd.active, "read", read)
     assert both(model, attack, x, y).backprops.max() > 1
-
-
-@pytest.mark.parametrize("tau", [0, 8])
-def test_the_next_numbers_may_be_drawn_when_all_steps_are_launched(tau, monkeypatch):
-    model = network()
-    x, y = images(model, 12)
-    attack = CapturedAttack(model, 12, (1, 6, 6), 4, device=CPU, dtype=torch.float64)
-    told = []
-    monkeypatch.setattr(SideStream, "read", lambda beside: told.append(sum(attack.launched.values())))
-    for _ in range(2):
-        both(model, attack, x, y, tau=tau)
-        assert told[-1] == sum(attack.launched.values())
-    assert len(told) == 2
 
 
 def test_no_step_is_launched_for_nobody():

@@ -24,7 +24,6 @@ from sparring.engine.triton import attack_step, pointwise, pooling
 from sparring.models import build
 from sparring.models.resnet import BasicBlock
 from sparring.objectives import KTauPGD
-from tests.engine.streams import Streams
 
 CPU = torch.device("cpu")
 BATCH, SHAPE, CLASSES, STEPS = 9, (1, 5, 5), 3, 6
@@ -96,38 +95,6 @@ def test_a_beginning_at_random(start, project):
         assert torch.equal(getattr(by_kernels, name), getattr(plain, name)), name
     assert torch.equal(by_kernels.kicks[:, :count], plain.kicks[:, :count])
     assert torch.equal(plain.x[:count], x) and (start is None) == torch.equal(plain.x_adv[:count], x)
-
-
-def test_random_numbers_are_drawn_beside_and_read_behind(monkeypatch):
-    _, (active, _) = sets("ce", noise=True, project=True, seed=0)
-    x, y, setting = active.x[:BATCH].clone(), active.y[:BATCH].clone(), {"tau": 2, "eps": 0.1, "step_size": 0.03}
-    streams = Streams(monkeypatch)
-    for place, names in ((torch, ("rand", "randn")), (attack_step, ("begin", "reset"))):
-        for name in names:
-            real = getattr(place, name)
-            told = lambda *given, real=real, name=name, **more: streams.say(name) or real(*given, **more)  # noqa: E731
-            monkeypatch.setattr(place, name, told)
-    drawn = ["aside: rand", *["aside: randn"] * STEPS, "main waits for aside", "main: begin", "main: reset"]
-
-    def begin(one, first):
-        one.draws.stream = streams.make("aside")
-        one.begin_at_random(x, y, start="uniform", generator=torch.Generator(), noise=0.02, **setting)
-        assert streams.take() == [first, *drawn]
-
-    begin(active, "aside waits for main")
-    active.end()
-    streams.take()
-    begin(active, "aside waits for event 0")
-    active.end()
-    active.begin_at_random(x, y, start=None, generator=torch.Generator(), noise=0.02, **setting)  # and breaks off
-    streams.take()
-    begin(active, "aside waits for main")
-    active.end()
-    kept, active.kernels = active.kernels, None  # a batch that is drawn where the others are read
-    active.begin_at_random(x, y, start="uniform", generator=torch.Generator(), noise=0.02, **setting)
-    active.kernels = kept
-    streams.take()
-    begin(active, "aside waits for main")
 
 
 @settings(max_examples=15, deadline=None)

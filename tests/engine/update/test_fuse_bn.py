@@ -20,7 +20,6 @@ if torch.cuda.is_available():
 
 from sparring.engine.triton import batch_norm, pooling
 from sparring.engine.update import fuse_bn
-from sparring.engine.update.weight_gradients import WeightGradientStream
 from sparring.models import build
 from tests.engine.networks import Around, Before, Blocks, Chain, Padded, Uneven
 
@@ -49,27 +48,19 @@ def learned(model, network):
     return [p for name, p in model.named_parameters() if not (network is Around and name.startswith("fc"))]
 
 
-@pytest.mark.parametrize("beside", [False, True], ids=["", "aside"])
 @pytest.mark.parametrize(("network", "side", "pools"), CASES)
-def test_a_rewritten_network_is_the_same_network(network, side, pools, beside, monkeypatch):
+def test_a_rewritten_network_is_the_same_network(network, side, pools, monkeypatch):
     torch.manual_seed(1)  # with 0 a value before a ReLU of Blocks is so near to 0 that rounding decides
     model = network().to(memory_format=torch.channels_last).train()
     ours, theirs = model, copy.deepcopy(model).double()
-    graph = fuse_bn.fuse(
-        ours, batch_norm, pooling, aside := WeightGradientStream(torch.device("cpu")) if beside else None
-    )
+    graph = fuse_bn.fuse(ours, batch_norm, pooling)
     kinds = [type(module) for module in graph.modules()]
     count = sum(isinstance(module, nn.BatchNorm2d) for module in model.modules())
     bare = [module for module in graph.modules() if isinstance(module, fuse_bn.Bare)]
     filled = [module.of[0].in_channels for module in bare if module.fill]
     assert filled == ([] if network is Around else [3])  # the first layer, where it is on its own
     wide = [module.more for module in bare if module.more or not module.fill]
-    if beside:  # and so every convolution without a bias is one
-        called_upon = [graph.get_submodule(n.target) for n in graph.graph.nodes if n.op == "call_module"]
-        assert not any(type(module) is nn.Conv2d and module.bias is None for module in called_upon)
-        bare = [module for module in called_upon if isinstance(module, fuse_bn.Bare)]
-        assert all((module.weight_stream is aside) == (network is not Padded) for module in bare)
-    assert [more for more in sorted(wide) if more or not beside] == [m for m in WIDE[network] if m or not beside]
+    assert sorted(wide) == WIDE[network]
     units = [module for module in graph.modules() if isinstance(module, fuse_bn.NormUnit)]
     assert sum(unit.through for unit in units) == THROUGH.get(network, 0)
     assert kinds.count(fuse_bn.NormUnit) == count and kinds.count(fuse_bn.PoolUnit) == (
@@ -86,8 +77,7 @@ def test_a_rewritten_network_is_the_same_network(network, side, pools, beside, m
         x = torch.rand(4, 3, side, side, generator=torch.Generator().manual_seed(number))
         out, expected = graph(x.to(memory_format=torch.channels_last)), theirs(x.double())
         assert torch.allclose(out.double(), expected, atol=1e-4)
-        differentiate = torch.autograd.grad if aside is None else aside.gradients
-        found = differentiate(out.square().sum(), learned(ours, network))
+        found = torch.autograd.grad(out.square().sum(), learned(ours, network))
         gradients = torch.autograd.grad(expected.square().sum(), learned(theirs, network))
         whole = sum(g.norm() ** 2 for g in gradients) ** 0.5
         for one, other in zip(found, gradients, strict=True):
@@ -180,16 +170,13 @@ def test_what_is_grouped_or_given_channels_is_not_filled():
     torch.testing.assert_close(unit(x), conv(x[:, :3]))
 
 
-@pytest.mark.parametrize("beside", [False, True], ids=["", "aside"])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_pixels_keep_sixteen_bits_at_the_first_layer(channels, beside):
+def test_pixels_keep_sixteen_bits_at_the_first_layer(channels):
     """bf16 alone would round a pixel near 1 to 1/256."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(channels, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16)).train().bfloat16()
     model.to(memory_format=torch.channels_last)
-    graph = fuse_bn.fuse(
-        model, batch_norm, pooling, aside := WeightGradientStream(torch.device("cpu")) if beside else None
-    )
+    graph = fuse_bn.fuse(model, batch_norm, pooling)
     (unit,) = (module for module in graph.modules() if isinstance(module, fuse_bn.Bare))
     x = 0.5 + 0.5 * torch.rand(4, channels, 8, 8)
     weight = model[0].weight
@@ -198,11 +185,10 @@ def test_pixels_keep_sixteen_bits_at_the_first_layer(channels, beside):
     out = unit(x)
     off = (out.double() - exact).norm()
     assert off <= 1.1 * (exact.bfloat16().double() - exact).norm() and (rounded - exact).norm() > 0.4 * off
-    slope = torch.randn(out.shape).bfloat16()
-    ask = torch.autograd.grad if aside is None else aside.gradients
-    (found,) = ask((out * slope).float().sum(), [weight])
-    there = conv2d_weight(x.double(), weight.shape, slope.double(), padding=1)
-    (plain,) = torch.autograd.grad((F.conv2d(x.bfloat16(), weight, padding=1) * slope).float().sum(), weight)
+    of_out = torch.randn(out.shape).bfloat16()
+    (found,) = torch.autograd.grad((out * of_out).float().sum(), [weight])
+    there = conv2d_weight(x.double(), weight.shape, of_out.double(), padding=1)
+    (plain,) = torch.autograd.grad((F.conv2d(x.bfloat16(), weight, padding=1) * of_out).float().sum(), weight)
     assert (found.double() - there).norm() < 0.004 * there.norm() and found.is_contiguous(
         memory_format=torch.channels_last
     )
@@ -217,9 +203,9 @@ def wrong_forward(x, gain, shift, running, arrived, *, right, **how):
 
 
 def wrong_back(gradients, x, y, facts, arrived, *, right, **how):
-    dx, kept, slopes = right(gradients, x, y, facts, arrived, **how)
-    slopes[0] *= 7 / 8  # as if some rows had been lost
-    return dx, kept, slopes
+    dx, kept, of_outs = right(gradients, x, y, facts, arrived, **how)
+    of_outs[0] *= 7 / 8  # as if some rows had been lost
+    return dx, kept, of_outs
 
 
 def one_reader(gradients, *given, right, **how):

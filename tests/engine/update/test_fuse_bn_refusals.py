@@ -16,8 +16,7 @@ if torch.cuda.is_available():
 from sparring.engine.attack.folded import NotFolded, fold
 from sparring.engine.triton import batch_norm, pooling
 from sparring.engine.update import fuse_bn
-from sparring.engine.update.weight_gradients import WeightGradientStream
-from tests.engine.networks import Before, Chain
+from tests.engine.networks import Chain
 
 
 class Asks(Chain):
@@ -134,23 +133,6 @@ def test_what_writes_in_place_is_not_folded(network):
         fold(network().eval(), dtype=torch.float32, fused=False)
 
 
-def test_a_frozen_convolution_is_left_to_autograd():
-    torch.manual_seed(0)
-    model = Before().to(memory_format=torch.channels_last).train()
-    model.blocks[0].conv1.weight.requires_grad_(False)
-    aside = WeightGradientStream(torch.device("cpu"))
-    graph = fuse_bn.fuse(model, batch_norm, pooling, aside)
-    learned = [p for p in model.parameters() if p.requires_grad]
-    x = torch.rand(4, 3, 8, 8).contiguous(memory_format=torch.channels_last)
-    seen = []
-    original = aside.convolution
-    aside.convolution = lambda x, conv, *given: seen.append(conv) or original(x, conv, *given)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        loss = graph(x).float().square().sum()
-    assert len(aside.gradients(loss, learned)) == len(learned)
-    assert model.blocks[0].conv1 not in seen and model.blocks[0].conv2 in seen
-
-
 def test_a_convolution_called_by_name_is_left_as_it_is():
     class ByKeyword(Chain):
         def forward(self, x):
@@ -159,7 +141,7 @@ def test_a_convolution_called_by_name_is_left_as_it_is():
     torch.manual_seed(0)
     model = ByKeyword().to(memory_format=torch.channels_last).train()
     other = copy.deepcopy(model)
-    graph = fuse_bn.fuse(model, batch_norm, pooling, WeightGradientStream(torch.device("cpu")))
+    graph = fuse_bn.fuse(model, batch_norm, pooling)
     x = torch.rand(4, 3, 8, 8).contiguous(memory_format=torch.channels_last)
     assert torch.allclose(graph(x), other(x), atol=1e-5)
 

@@ -17,7 +17,6 @@ from torch import Tensor
 from sparring.attacks import ball, losses
 from sparring.attacks.checks import Model
 from sparring.engine.attack.split_batch import SplitBatch, ahead
-from sparring.engine.cuda_graphs import SideStream
 from sparring.engine.manual.manual_network import ManualNetwork
 
 
@@ -37,12 +36,8 @@ class ActiveSet:
         device: torch.device,
         dtype: torch.dtype = torch.float32,
         kernels: ModuleType | None = None,
-        side_stream: bool = True,
     ) -> None:
-        """`kernels` are those of triton/attack_step.py, which read fp32; without them torch's operations run.
-
-        `side_stream`: draw random numbers beside other work.
-        """
+        """`kernels` are those of triton/attack_step.py, which read fp32; without them torch's operations run."""
         self.kernels = kernels if dtype == torch.float32 else None
         self.batch, self.steps, self.inner, self.project = batch, steps, inner, project
         row = (batch + 1, *shape)  # the last one is the sink
@@ -51,7 +46,6 @@ class ActiveSet:
         self.natural = torch.zeros(batch + 1, classes, device=device, dtype=dtype) if inner == "kl" else None
         self.kicks = torch.zeros(steps, *row, device=device, dtype=dtype) if noise else None
         self.drawn = torch.zeros(row, device=device, dtype=dtype)  # of a start
-        self.draws = SideStream(device if side_stream else torch.device("cpu"))
         self.y = torch.zeros(batch + 1, device=device, dtype=torch.int64)
         self.tau_left = torch.zeros(batch + 1, device=device, dtype=torch.int64)
         self.backprops = torch.zeros(batch + 1, device=device, dtype=torch.int64)
@@ -102,7 +96,6 @@ class ActiveSet:
         count = len(x)
         kicks = () if self.kicks is None else self.kicks[:, :count]
         if self.kernels is None or x.dtype != torch.float32 or generator.device != x.device:
-            self.draws.overwritten()
             begun = ball.random_start(x, eps=eps, start=start, generator=generator, inside=self.project)
             self.begin(x, y, begun, tau=tau, eps=eps, step_size=step_size, noise=noise)
             for kick in kicks:
@@ -110,19 +103,14 @@ class ActiveSet:
             return
         draw = {"uniform": torch.rand, "normal": torch.randn}.get(start or "")
         drawn = self.drawn[:count]
-        with self.draws.beside():
-            if draw is not None:
-                draw(x.shape, generator=generator, out=drawn)
-            for kick in kicks:
-                torch.randn(x.shape, generator=generator, out=kick)
+        if draw is not None:
+            draw(x.shape, generator=generator, out=drawn)
+        for kick in kicks:
+            torch.randn(x.shape, generator=generator, out=kick)
         how = {"eps": eps, "sigma": ball.START_SIGMA, "start": start, "inside": self.project}
         self.kernels.begin(x, None if draw is None else drawn, self.x, self.x_adv, **how)
         state = (self.y, self.tau_left, self.backprops, self.rows, self.step_index, self.numbers)
         self.kernels.reset(y, *state, tau=tau, eps=eps, step_size=step_size, noise=noise)
-
-    def end(self) -> None:
-        """All steps of the batch are launched: the next batch's random numbers may be drawn after them."""
-        self.draws.read()
 
     def manual(self, network: Model) -> ManualNetwork | None:
         """The hand-written network, where there is one that takes these images."""

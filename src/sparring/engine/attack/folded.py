@@ -103,7 +103,7 @@ class Folded(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Pixels to logits."""
         manual = self.manual
-        logits: Tensor = self.graph(x) if manual is None or not manual.takes(x) else with_autograd(manual, x)
+        logits: Tensor = self.graph.forward(x) if manual is None or not manual.takes(x) else with_autograd(manual, x)
         return logits.float() if logits.dtype == torch.bfloat16 else logits
 
 

@@ -43,7 +43,6 @@ class CapturedAttack:
         every: int = 16,
         kernels: ModuleType | None = None,
         halves: bool = True,
-        side_stream: bool = True,
         captured: bool = True,
     ) -> None:
         """Made once for a run.
@@ -52,12 +51,11 @@ class CapturedAttack:
             every: width of the buckets.
             kernels: those of triton/attack_step.py, where they can run.
             halves: run the first step in which examples may stop as two graphs, where the network is hand-written.
-            side_stream: draw random numbers beside other work.
             captured: whether the steps are captured, where there is CUDA.
         """
         self.network, self.batch, self.shape, self.classes = network, batch, shape, classes
         self.device, self.dtype, self.kernels = device, dtype, kernels
-        self.halves, self.side_stream = halves, side_stream
+        self.halves = halves
         self.sizes = bucket_sizes(batch, every=every)
         self.pool = pool_for(device) if captured else None
         self.made: dict[tuple[int, str, bool, bool], _CapturedPGD] = {}
@@ -104,7 +102,6 @@ class CapturedAttack:
             else:
                 pgd.steps[size]()
                 pgd.taken += 1
-        active.end()
         return Found(active.x_adv[:count], active.backprops[:count])
 
 
@@ -124,7 +121,6 @@ class _CapturedPGD:
             device=attack.device,
             dtype=attack.dtype,
             kernels=attack.kernels,
-            side_stream=attack.side_stream,
         )
         active.rows.fill_(attack.batch)
 

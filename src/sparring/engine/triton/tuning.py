@@ -82,9 +82,6 @@ class Tuning:
     batch_norm: BatchNormTuning = BatchNormTuning()
     first_layer: FirstLayerTuning = FirstLayerTuning()
     cuts: Mapping[int, tuple[int, ...]] = field(default_factory=dict)  # batch sizes that run as parts side by side
-    # Convolutions from which on the gradients of their weights get a stream of their own: a graph of two branches takes
-    # longer to launch.
-    convolutions_for_stream: int = 12
     bucket: int = 16  # a step of the attack is captured for multiples of this batch size, or of batch / 16
 
 

@@ -16,9 +16,7 @@ from types import ModuleType
 import torch
 from torch import Tensor, nn
 
-from sparring.engine.triton import tuning
 from sparring.engine.update import fuse_bn
-from sparring.engine.update.weight_gradients import WeightGradientStream
 
 _CAST = (nn.modules.conv._ConvNd, nn.Linear)  # autocast runs them in bf16
 _Norm = nn.modules.batchnorm._BatchNorm
@@ -46,7 +44,7 @@ class AmpCopy:
                 comes once in an epoch.
             kernels: batch_norm.py and pooling.py, where they can run. They are checked before they are trusted.
             shape: of an image, to check them on.
-            without: hand-written parts to leave out: weight_stream, wide_channels, compile_ahead.
+            without: hand-written parts to leave out: wide_channels, compile_ahead.
         """
         cast = [layer.weight for layer in model.modules() if isinstance(layer, _CAST)]
         cast += [layer.bias for layer in model.modules() if isinstance(layer, nn.Linear) and layer.bias is not None]
@@ -67,15 +65,11 @@ class AmpCopy:
                 layer.num_batches_tracked = None
         self.forwards = 0
         device = parameters[0].device
-        self.weight_stream = WeightGradientStream(device)
-        many = tuning.of(device).convolutions_for_stream
-        convolutions = sum(isinstance(layer, nn.Conv2d) for layer in self.module.modules())
         self.not_fused = ""  # the reason, where kernels are given and do not run this model
         self.fused: fuse_bn.Fused | None = None
         if kernels is not None:
-            stream = self.weight_stream if convolutions >= many and "weight_stream" not in without else None
             try:
-                self.fused = fuse_bn.fuse(self.module, *kernels, stream, widen="wide_channels" not in without)
+                self.fused = fuse_bn.fuse(self.module, *kernels, widen="wide_channels" not in without)
             except fuse_bn.NotFused as error:
                 self.not_fused = str(error)
         if self.fused is not None:

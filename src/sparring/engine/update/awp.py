@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
-
-Differentiate = Callable[[Tensor, list[Tensor]], Sequence[Tensor]]  # as torch.autograd.grad
 
 
 def gradients(
@@ -16,7 +14,6 @@ def gradients(
     parameters: list[Tensor],
     leaves: list[Tensor],
     awp: Tensor | None,
-    differentiate: Differentiate = torch.autograd.grad,
 ) -> tuple[Tensor, list[Tensor]]:
     """The loss, detached, and its gradient; with `awp` both at the weights w + v.
 
@@ -33,10 +30,10 @@ def gradients(
     if awp is None:
         loss = loss_here()
         # Not backward(): it goes through nodes that keep the stream of an earlier step, which breaks a capture.
-        return loss.detach(), list(differentiate(loss, leaves))
+        return loss.detach(), list(torch.autograd.grad(loss, leaves))
     kept = [tensor.clone() for tensor in statistics]
     weights = [(leaf, weight) for leaf, weight in zip(leaves, parameters, strict=True) if weight.dim() > 1]
-    directions = differentiate(loss_here(), [leaf for leaf, _ in weights])
+    directions = torch.autograd.grad(loss_here(), [leaf for leaf, _ in weights])
     with torch.no_grad():
         before = [leaf.detach().clone() for leaf, _ in weights]
         for tensor, value in zip(statistics, kept, strict=True):
@@ -44,7 +41,7 @@ def gradients(
         for (leaf, weight), g in zip(weights, directions, strict=True):
             g = g.to(weight.dtype)
             torch.add(weight, awp * weight.norm() / (g.norm() + 1e-12) * g, out=leaf)
-    loss, found = gradients(loss_here, statistics, parameters, leaves, None, differentiate)
+    loss, found = gradients(loss_here, statistics, parameters, leaves, None)
     with torch.no_grad():
         for (leaf, _), value in zip(weights, before, strict=True):
             leaf.copy_(value)

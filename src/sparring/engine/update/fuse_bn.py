@@ -33,7 +33,6 @@ from sparring.engine.fx_graph import (
     untraceable,
 )
 from sparring.engine.update.fused_layers import FILLED, WHOLE, Bare, NormUnit, PoolUnit
-from sparring.engine.update.weight_gradients import WeightGradientStream
 
 Fused = fx.GraphModule
 
@@ -46,14 +45,12 @@ def fuse(
     model: nn.Module,
     norm: ModuleType,
     pooling: ModuleType,
-    weight_stream: WeightGradientStream | None = None,
     *,
     widen: bool = True,
 ) -> Fused:
     """The same network on the same tensors, its batch-norms fused with what is around them. Raises `NotFused`.
 
     Args:
-        weight_stream: computes the gradients of convolutions' weights, and must then be asked for all gradients.
         widen: give convolutions of odd widths the channels that cuDNN's fast kernels need.
     """
     if any(_hooked(module) for module in model.modules()):
@@ -98,8 +95,6 @@ def fuse(
         _fork(graph, node)
         if widen:
             _fill(graph, node)
-        if weight_stream is not None:
-            _to_stream(graph, node, weight_stream)
     graph.graph.lint()
     graph.recompile()
     return graph
@@ -245,13 +240,6 @@ def _fill(graph: fx.GraphModule, node: fx.Node) -> None:
         unit = _bare(graph, node)
         if unit is not None:
             unit.fill = True
-
-
-def _to_stream(graph: fx.GraphModule, node: fx.Node, weight_stream: WeightGradientStream) -> None:
-    """Compute the gradient of a convolution's weight on the second stream."""
-    unit = _bare(graph, node)
-    if unit is not None and unit.of[0].padding_mode == "zeros" and not isinstance(unit.of[0].padding, str):
-        unit.weight_stream = weight_stream
 
 
 def _bare(graph: fx.GraphModule, node: fx.Node) -> Bare | None:

@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sparring.engine.manual.fused_ops import split_in_one
-from sparring.engine.update.weight_gradients import WeightGradientStream
 
 WHOLE = 16  # channels: cuDNN needs multiples of 8 in bf16, and batch_norm.py reads 16 at once
 FILLED = 8  # channels of a first layer's input
@@ -33,7 +32,6 @@ class Bare(nn.Module):
         self.of = (conv,)  # in a tuple: its weights stay the model's
         self.more = -conv.out_channels % WHOLE if wide else 0
         self.fill = False
-        self.weight_stream: WeightGradientStream | None = None  # computes the weight's gradient, if not autograd
 
     def forward(self, x: Tensor) -> Tensor:
         """The convolution without its bias."""
@@ -45,10 +43,6 @@ class Bare(nn.Module):
         given = x.shape[1] - copies * conv.in_channels
         if given or self.more:
             weight = F.pad(weight, (0, 0, 0, 0, 0, given, 0, self.more))
-        if (
-            self.weight_stream is not None and conv.weight.requires_grad
-        ):  # a frozen one is not in the precision of the others
-            return self.weight_stream.convolution(x, conv, weight, copies)
         out: Tensor = conv._conv_forward(x, weight, None)
         return out
 

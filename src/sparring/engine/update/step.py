@@ -68,7 +68,7 @@ class FastUpdate:
             also: what else `after` moves step by step, to be restored after a capture's warm-up.
             kernels: triton/sgd.py, where it can run.
             norms: triton/batch_norm.py and triton/pooling.py, where they can run.
-            without: hand-written parts to leave out: weight_stream, wide_channels, compile_ahead (engine/select.py).
+            without: hand-written parts to leave out: wide_channels, compile_ahead (engine/select.py).
         """
         self.model, self.loss, self.half, self.after, self.also = model, loss, half, after, also
         self.exchange = exchange
@@ -173,7 +173,6 @@ class FastUpdate:
             self.parameters,
             self.amp_copy.leaves,
             self.awp if awp else None,
-            self.amp_copy.weight_stream.gradients,
         )
         with torch.no_grad():
             self.exchange([loss, *found])
