@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from sparring import schedules
 from sparring.errors import UserError
-from sparring.schedules import OneCycle, Piecewise, Ramp, Start, constant, number, parse, pixels
+from sparring.schedules import OneCycle, PieceStart, Piecewise, Ramp, constant, number, parse, pixels
 
 
 def test_piecewise_follows_the_paper():
@@ -53,12 +53,14 @@ per_cents = st.lists(st.integers(1, 99), unique=True, max_size=4).map(sorted)
 @given(
     st.one_of(
         st.builds(
-            lambda first, starts, value: Piecewise(first, tuple((Start(s / 100, True), value * s) for s in starts)),
+            lambda first, starts, value: Piecewise(
+                first, tuple((PieceStart(s / 100, True), value * s) for s in starts)
+            ),
             floats,
             per_cents,
             floats,
         ),
-        st.builds(lambda first, at: Piecewise(first, tuple((Start(a + 1), a / 7) for a in at)), floats, per_cents),
+        st.builds(lambda first, at: Piecewise(first, tuple((PieceStart(a + 1), a / 7) for a in at)), floats, per_cents),
         st.builds(OneCycle, floats, st.integers(1, 99).map(lambda n: n / 100)),
         st.builds(Ramp, floats, floats, st.integers(1, 100).map(lambda n: n / 100)),
     )

@@ -45,7 +45,7 @@ def pixels(value: float) -> str:
 
 
 @dataclass(frozen=True)
-class Start:
+class PieceStart:
     """The start of a piece: an epoch (1-based), or a fraction of the run."""
 
     at: float
@@ -64,7 +64,7 @@ class Piecewise:
     """`first`, then the value of each piece from its start on."""
 
     first: float
-    pieces: tuple[tuple[Start, float], ...] = ()
+    pieces: tuple[tuple[PieceStart, float], ...] = ()
 
     def at(self, position: float, epochs: int) -> float:
         """The value at a position in a run of `epochs` epochs."""
@@ -168,17 +168,17 @@ def parse(text: str) -> Schedule:
     return Piecewise(number(first), pieces)
 
 
-def _piece(piece: str, text: str) -> tuple[Start, float]:
+def _piece(piece: str, text: str) -> tuple[PieceStart, float]:
     value, at, start = piece.partition("@")
     if not at:
         raise UserError(f"{text!r}: every value after the first needs its start; write for example 0.1,0.01@60.")
     if start.endswith("%"):
         if not 0 < number(start[:-1]) <= 100:
             raise UserError(f"{text!r}: a start lies above 0% and at most at 100% of the run, got @{start}.")
-        return Start(number(start[:-1]) / 100, relative=True), number(value)
+        return PieceStart(number(start[:-1]) / 100, relative=True), number(value)
     if number(start) < 1:
         raise UserError(f"{text!r}: epochs count from 1, got @{start}.")
-    return Start(number(start)), number(value)
+    return PieceStart(number(start)), number(value)
 
 
 def _fraction(text: str, whole: str) -> float:
@@ -189,7 +189,7 @@ def _fraction(text: str, whole: str) -> float:
     return number(text[:-1]) / 100
 
 
-def start_after(schedule: Schedule, epochs: int) -> Start | None:
+def start_after(schedule: Schedule, epochs: int) -> PieceStart | None:
     """The first start of a schedule, given as an epoch, that a run of `epochs` epochs never reaches."""
     starts = [start for start, _ in schedule.pieces] if isinstance(schedule, Piecewise) else []
     late = [start for start in starts if start.epoch(epochs) > epochs]

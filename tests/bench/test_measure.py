@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from sparring import cli, recipes
-from sparring.bench import Benchmark, Options
+from sparring.bench import Benchmark, BenchmarkOptions
 from sparring.bench.timing import timed
 from sparring.data import load
 
 CPU = torch.device("cpu")
-FEW = Options(taus=(0, 2), images=200, plain_batches=2, together=(1, 2), repeats=2, rounds=2)
+FEW = BenchmarkOptions(taus=(0, 2), images=200, plain_batches=2, together=(1, 2), repeats=2, rounds=2)
 
 
 def made(**changes):

@@ -32,7 +32,7 @@ def test_an_unfinished_run_reports_its_speed_and_the_cost_of_the_whole(measured,
         scale="full",
         state="interrupted",
         training_seconds=190.0,
-        sessions=3,
+        starts=3,
         peak_memory_gib=21.5,
         history={"epoch": [1, 2], "seconds": [150.0, 40.0]},  # the first includes the start-up
         trained_on=[{"device": "NVIDIA H200", "torch": "2", "at_once": 2}],
@@ -107,6 +107,6 @@ def test_a_diverged_run_is_reported(measured, tmp_path):
     ("starts", "text"), [(1, ""), (2, " Interrupted: fat (seed 0), resumed once."), (4, "3 times.")]
 )
 def test_a_finished_run_says_how_often_it_was_resumed(measured, tmp_path, starts, text):
-    copy(measured, tmp_path, sessions=starts)
+    copy(measured, tmp_path, starts=starts)
     (note,) = [note for note in notes(collect(TABLE, tmp_path / "results")) if "Seed: 0." in note]
     assert note.endswith(text) and ("resumed" in note) == (starts > 1)

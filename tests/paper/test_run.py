@@ -28,7 +28,7 @@ from tests.paper.tiny import COURSE, FAT, IMAGES, TABLE, planned
 def found_in(job):
     """A result without what differs between two equal runs."""
     result = results.read(job.path)
-    for name in ("environment", "measuring_seconds", "training_seconds", "sessions", "trained_on"):
+    for name in ("environment", "measuring_seconds", "training_seconds", "starts", "trained_on"):
         del result[name]
     for name in ("seconds", "images_per_second"):
         del result["history"][name]
@@ -110,7 +110,7 @@ def test_interruptions_of_training_and_measuring_do_not_change_the_result(tmp_pa
     assert state(job) == "trained"
     carry_out([job], Workspace(torch.device("cpu")))
     assert found_in(job) == found_in(planned(TABLE, measured)[1])
-    assert results.read(job.path)["sessions"] == 2
+    assert results.read(job.path)["starts"] == 2
 
 
 def test_a_run_with_missing_records_leaves_its_result_unchanged(tmp_path):

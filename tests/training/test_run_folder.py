@@ -111,10 +111,10 @@ def test_environment_has_one_entry_per_session_and_no_absolute_path(tmp_path, sm
     for _ in range(2):
         run_folder.note_environment(tmp_path, torch.device("cpu"))
     text = (tmp_path / run_folder.ENVIRONMENT).read_text()
-    sessions = json.loads(text)
-    assert len(sessions) == 2
-    assert sessions[0]["command"] == "sparring train fat-digits"
-    assert sessions[0]["torch"] == torch.__version__
+    starts = json.loads(text)
+    assert len(starts) == 2
+    assert starts[0]["command"] == "sparring train fat-digits"
+    assert starts[0]["torch"] == torch.__version__
     assert "/somewhere" not in text
 
 

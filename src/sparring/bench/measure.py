@@ -23,7 +23,7 @@ from sparring.bench.start_up import start_in_words
 from sparring.bench.timing import Timed, timed
 from sparring.bench.training import TimedTraining, engine_for
 from sparring.data import Dataset
-from sparring.engine import Engine, Kind
+from sparring.engine import Engine, EngineKind
 from sparring.errors import UserError
 from sparring.seeds import generator
 from sparring.training import loop, run_folder
@@ -32,7 +32,7 @@ from sparring.training.gpu_sharing import fair_share
 
 
 @dataclass(frozen=True)
-class Options:
+class BenchmarkOptions:
     """What to measure."""
 
     taus: tuple[int, ...] = (0, 1, 3, 5)
@@ -49,7 +49,7 @@ class Options:
     """Measurements of a step or an update."""
     rounds: int = 3
     """Measurements of an epoch at each tau, of the plain path and the loop, and of runs side by side."""
-    engine: Kind = "auto"
+    engine: EngineKind = "auto"
     """auto takes the fast engine on CUDA; fast takes it on a CPU too, uncaptured."""
 
     def __post_init__(self) -> None:
@@ -72,7 +72,13 @@ class Benchmark:
     """One configuration on one device. Call the parts in any order; `found` grows."""
 
     def __init__(
-        self, config: Config, data: Dataset, device: torch.device, options: Options, *, without: Sequence[str] = ()
+        self,
+        config: Config,
+        data: Dataset,
+        device: torch.device,
+        options: BenchmarkOptions,
+        *,
+        without: Sequence[str] = (),
     ) -> None:
         """`without`: hand-written parts of the engine to leave out (engine.PARTS)."""
         self.config, self.data, self.device, self.options = config, data, device, options

@@ -20,7 +20,7 @@ import torch
 from sparring.bench.timing import Timed, timed, wait
 from sparring.bench.training import TimedTraining, engine_for
 from sparring.data import Dataset
-from sparring.engine import Kind
+from sparring.engine import EngineKind
 from sparring.engine.cuda_graphs import reason
 from sparring.errors import UserError
 from sparring.training import loop
@@ -66,7 +66,7 @@ def ablation(
     options: AblationOptions,
     *,
     images: int = 0,
-    kind: Kind = "auto",
+    kind: EngineKind = "auto",
     keep: Callable[[dict[str, Any]], None] = lambda found: None,
 ) -> Iterator[tuple[str, str]]:
     """Rows for the table of one network, as they are measured; `keep` gets its data, again with every row."""
@@ -104,7 +104,7 @@ class _Ablation:
         options: AblationOptions,
         *,
         images: int,
-        kind: Kind,
+        kind: EngineKind,
     ) -> None:
         self.config, self.data, self.device, self.kind = config, data, device, kind
         self.training = TimedTraining(config, data, device, images=images, kind=kind)

@@ -14,7 +14,7 @@ from sparring.attacks import Found
 from sparring.bench.start_up import start_up
 from sparring.bench.timing import wait
 from sparring.data import Dataset, Split, batches, count_batches, hold_out
-from sparring.engine import Engine, Kind, prepare
+from sparring.engine import Engine, EngineKind, prepare
 from sparring.errors import UserError
 from sparring.models import forward_flops
 from sparring.objectives import FAT, KTauPGD, Progress
@@ -35,7 +35,7 @@ class TimedTraining:
         device: torch.device,
         *,
         images: int = 0,
-        kind: Kind = "auto",
+        kind: EngineKind = "auto",
         without: Collection[str] = (),
     ) -> None:
         """Make model and engine and take one step, timed.
@@ -131,7 +131,7 @@ def engine_for(
     state: State,
     data: Dataset,
     device: torch.device,
-    kind: Kind,
+    kind: EngineKind,
     without: Collection[str] = (),
     *,
     rehearse: bool = True,

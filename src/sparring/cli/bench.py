@@ -15,7 +15,7 @@ import torch
 import tyro
 
 from sparring import recipes
-from sparring.bench import AblationOptions, Benchmark, Options, ablation, start_in_words
+from sparring.bench import AblationOptions, Benchmark, BenchmarkOptions, ablation, start_in_words
 from sparring.bench.training import fat_of
 from sparring.cli.arguments import parse
 from sparring.cli.console import Screen
@@ -43,7 +43,7 @@ NETWORKS = ("small_cnn", "resnet18", "wrn-34-10")  # of the ablation on a GPU
 
 
 @dataclass(frozen=True)
-class Arguments:
+class Options:
     """What is measured, and where the results go."""
 
     recipe: Annotated[str | None, tyro.conf.Positional] = None
@@ -54,7 +54,7 @@ class Arguments:
     """Another architecture than the recipe's, such as wrn-34-10."""
     batch_size: int | None = None
     """Another batch size than the recipe's."""
-    what: Annotated[Options, tyro.conf.OmitArgPrefixes] = field(default_factory=Options)
+    what: Annotated[BenchmarkOptions, tyro.conf.OmitArgPrefixes] = field(default_factory=BenchmarkOptions)
     parts: Annotated[AblationOptions, tyro.conf.OmitArgPrefixes] = field(default_factory=AblationOptions)
     without: tuple[str, ...] = ()
     """Hand-written parts of the engine to leave out of everything that is measured."""
@@ -68,7 +68,7 @@ class Arguments:
 
 def run(argv: list[str]) -> int:
     """The command."""
-    asked = parse(Arguments, argv, prog="sparring bench", description=DESCRIPTION)
+    asked = parse(Options, argv, prog="sparring bench", description=DESCRIPTION)
     for name in asked.only:
         if name not in (*MEASURED, ABLATION):
             raise unknown("part", name, (*MEASURED, ABLATION))
@@ -91,7 +91,7 @@ def run(argv: list[str]) -> int:
     return 0
 
 
-def _measure(recipe: str, config: Config, device: torch.device, asked: Arguments) -> None:
+def _measure(recipe: str, config: Config, device: torch.device, asked: Options) -> None:
     """Show and write every part as it is measured."""
     bench = Benchmark(config, load(config.data), device, asked.what, without=asked.without)
     screen = Screen()
@@ -110,7 +110,7 @@ def _measure(recipe: str, config: Config, device: torch.device, asked: Arguments
         write_text(asked.json, json.dumps(bench.found, indent=1))
 
 
-def _ablate(recipe: str, config: Config, device: torch.device, asked: Arguments) -> None:
+def _ablate(recipe: str, config: Config, device: torch.device, asked: Options) -> None:
     """Show and write what each hand-written part buys, network by network."""
     data = load(config.data)
     found: dict[str, Any] = {"recipe": recipe, **run_folder.environment(device), "networks": {}}

@@ -41,7 +41,7 @@ _FEWEST = 10  # images: a bootstrap interval of fewer means nothing
 
 
 @dataclass(frozen=True)
-class Arguments:
+class Options:
     """What to check, how, and where to write the result."""
 
     path: Annotated[Path, tyro.conf.Positional]
@@ -80,7 +80,7 @@ class Arguments:
 
 def run(argv: list[str]) -> int:
     """The command."""
-    asked = parse(Arguments, argv, prog="sparring bound", description=DESCRIPTION)
+    asked = parse(Options, argv, prog="sparring bound", description=DESCRIPTION)
     path, which = of_a_run(asked.path, asked.which)
     asked = replace(asked, path=path, which=which)
     loaded, spec, images = open_subject(
@@ -131,12 +131,12 @@ def run(argv: list[str]) -> int:
     return 0
 
 
-def _name(asked: Arguments) -> str:
+def _name(asked: Options) -> str:
     """The file name of a result: every setting that differs from its default."""
     parts = ["bound", *([data_word(asked.data)] if asked.data is not None else [])]
     for name in ("eps", "rho", "limit", "seed", "resamples", "strongest", "which"):
         value = getattr(asked, name)
-        if value != Arguments.__dataclass_fields__[name].default:
+        if value != Options.__dataclass_fields__[name].default:
             parts.append(value if isinstance(value, str) else f"{name}{schedules.spell(value)}")
     return "-".join(parts)
 

@@ -47,7 +47,7 @@ Protocols:
 
 
 @dataclass(frozen=True)
-class Arguments:
+class Options:
     """What to evaluate, how, and where the results go."""
 
     path: Annotated[Path, tyro.conf.Positional]
@@ -105,7 +105,7 @@ def run(argv: list[str]) -> int:
     if any(word.partition("=")[0] == "--explain" for word in argv) and not {"-h", "--help"} & set(argv):
         words = [*argv, "list"] if argv == ["--explain"] else argv
         return _explain(parse(Explain, words, prog="sparring evaluate", description=DESCRIPTION).explain)
-    asked = parse(Arguments, argv, prog="sparring evaluate", description=DESCRIPTION)
+    asked = parse(Options, argv, prog="sparring evaluate", description=DESCRIPTION)
     path, which = of_a_run(asked.path, asked.which)
     asked = replace(asked, path=path, which=which, protocol=tuple(dict.fromkeys(asked.protocol)))
     find(asked.protocol)  # a misspelt name fails before anything is read
@@ -182,7 +182,7 @@ def _explain(topic: str) -> int:
     return 0
 
 
-def _measured(asked: Arguments, result: Result, images: int) -> str:
+def _measured(asked: Options, result: Result, images: int) -> str:
     """The subject of the table: the weights, the images, the protocols and the device."""
     facts = result.about["facts"]
     stage = [f"{asked.which} checkpoint"] if asked.path.is_dir() else []
@@ -194,7 +194,7 @@ def _measured(asked: Arguments, result: Result, images: int) -> str:
     return f"{model} on {result.n} of {images} test images of {data}; protocol {how}; {result.software['device']}"
 
 
-def _note_radius(asked: Arguments, measured: set[float]) -> None:
+def _note_radius(asked: Options, measured: set[float]) -> None:
     """Print a note where the run was trained for another radius than the protocols use."""
     if asked.eps is not None:
         return
@@ -373,7 +373,7 @@ def _folder(path: Path) -> Path:
     )
 
 
-def _name(asked: Arguments) -> str:
+def _name(asked: Options) -> str:
     """A file name that distinguishes evaluations: the protocols, and every option that is not at its default."""
     parts = ["+".join(asked.protocol)]
     parts += [data_word(asked.data)] if asked.data is not None else []
@@ -382,7 +382,7 @@ def _name(asked: Arguments) -> str:
         parts += [name + "_".join(map(schedules.spell, values))] if values else []
     for name in ("limit", "seeds", "seed", "restarts", "precision", "which"):
         value = getattr(asked, name)
-        if value != Arguments.__dataclass_fields__[name].default:
+        if value != Options.__dataclass_fields__[name].default:
             parts.append(f"{value}" if isinstance(value, str) else f"{name}{value}")
     return "-".join(parts)
 

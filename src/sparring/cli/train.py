@@ -20,7 +20,7 @@ from sparring.cli.progress import TrainingBar
 from sparring.cli.recipes import PROTOCOLS
 from sparring.cli.signals import stopped, stopping
 from sparring.data import Dataset, load
-from sparring.engine import Kind
+from sparring.engine import EngineKind
 from sparring.errors import RunFailed, UserError, unknown
 from sparring.objectives import OBJECTIVES, Objective
 from sparring.training import run_folder
@@ -52,7 +52,7 @@ class Options:
     """Replace a run that is already in the folder."""
     device: str = "auto"
     """auto, cpu, cuda or cuda:N."""
-    engine: Kind = "auto"
+    engine: EngineKind = "auto"
     """auto takes captured graphs and bf16 where CUDA is; plain is the reference."""
     tensorboard: bool = True
     """Write TensorBoard events into the run folder."""

@@ -3,15 +3,15 @@
 from sparring.engine.cuda_graphs import on
 from sparring.engine.ema import WeightAverage
 from sparring.engine.plain import PlainUpdate
-from sparring.engine.select import PARTS, Engine, Judged, Kind, prepare
+from sparring.engine.select import PARTS, Engine, EngineKind, Judged, prepare
 from sparring.engine.update.step import FastUpdate, Update
 
 __all__ = [
     "PARTS",
     "Engine",
+    "EngineKind",
     "FastUpdate",
     "Judged",
-    "Kind",
     "PlainUpdate",
     "Update",
     "WeightAverage",

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from sparring.engine.update.awp import gradients
 from sparring.engine.update.sgd import finite
-from sparring.engine.update.step import Exchange, Loss, alone
+from sparring.engine.update.step import BatchLoss, Exchange, alone
 
 
 class PlainUpdate:
@@ -22,7 +22,7 @@ class PlainUpdate:
         self,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
-        loss: Loss,
+        loss: BatchLoss,
         after: Callable[[], None] = lambda: None,
         exchange: Exchange = alone,
     ) -> None:

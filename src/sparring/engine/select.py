@@ -33,11 +33,11 @@ from sparring.engine.plain import PlainUpdate
 from sparring.engine.triton import tuning
 from sparring.engine.triton.available import descent_for, kernels_for, norms_for
 from sparring.engine.update.sgd import unsupported
-from sparring.engine.update.step import Exchange, FastUpdate, Loss, Update, alone
+from sparring.engine.update.step import BatchLoss, Exchange, FastUpdate, Update, alone
 from sparring.errors import unknown
 from sparring.objectives.base import KTauPGD, Search
 
-Kind = Literal["auto", "plain", "fast"]
+EngineKind = Literal["auto", "plain", "fast"]
 # The hand-written parts, which `prepare(without=...)` leaves out: what each buys is measured by bench/parts.py.
 PARTS = {
     "manual": "hand-written forward and backward pass of chains and ResNets in the attack",
@@ -162,14 +162,14 @@ def _tuned(tune: bool) -> Iterator[None]:
 def prepare(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    loss: Loss,
+    loss: BatchLoss,
     *,
     batch: int,
     shape: tuple[int, ...],
     classes: int,
     device: torch.device,
     half: bool,
-    kind: Kind = "auto",
+    kind: EngineKind = "auto",
     ema: float = 0.0,
     images: Tensor | None = None,
     fixed_sizes: bool = True,
@@ -389,7 +389,7 @@ def _rehearse(network: Model | None, images: Tensor, dtype: torch.dtype, run: _R
 def _select_update(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    loss: Loss,
+    loss: BatchLoss,
     run: _Run,
     *,
     after: Callable[[], None],

@@ -29,7 +29,7 @@ from sparring.engine import on
 from sparring.errors import RunFailed, UserError
 from sparring.evaluation.autoattack import run_autoattack
 from sparring.evaluation.cache import Store, open_store
-from sparring.evaluation.gradient_model import Precision, frozen
+from sparring.evaluation.gradient_model import frozen
 from sparring.evaluation.progress import Task, meter
 from sparring.evaluation.protocols import Protocol, Settings, UniqueAttack, find, unique_attacks
 from sparring.evaluation.result import WORST, AttackResult, Repeat, Result
@@ -38,6 +38,7 @@ from sparring.evaluation.starts import Starts, pgd_from
 from sparring.evaluation.subject import Subject, prepare
 from sparring.evaluation.verdicts import allows_tf32, is_correct
 from sparring.seeds import check_seed
+from sparring.training.config import Precision
 
 _NATURAL = Settings(eps=0.0, loss="")
 _DOUBTED = 256  # images that the sanity checks run on

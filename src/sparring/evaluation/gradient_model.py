@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +16,7 @@ from torch import Tensor, nn
 from sparring.attacks.checks import Model
 from sparring.engine.attack.folded import NotFolded, fold, fused_mismatch, mismatch
 from sparring.engine.attack.replay import SIZES, Replayed
-
-Precision = Literal["fp32", "bf16"]
+from sparring.training.config import Precision
 
 
 @contextmanager

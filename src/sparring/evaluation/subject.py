@@ -13,7 +13,8 @@ from sparring.attacks.checks import Model, check_batch, check_logits
 from sparring.engine import on
 from sparring.engine.attack.replay import Replayed
 from sparring.errors import RunFailed, UserError
-from sparring.evaluation.gradient_model import Precision, gradient_model
+from sparring.evaluation.gradient_model import gradient_model
+from sparring.training.config import Precision
 
 _CPU_VALUES = 2**19  # pixels per batch on the CPU: 170 CIFAR-10 images
 _CUDA_VALUES = 2**24 - 2**22  # on a GPU: 4096 CIFAR-10 images, halved until they fit

@@ -25,7 +25,7 @@ from sparring.attacks.eval_mode import eval_mode
 from sparring.errors import UserError, unknown
 from sparring.evaluation.gradient_model import frozen
 from sparring.evaluation.subject import prepare
-from sparring.paper.extremes import Extremes, Progress, Strongest, extremes
+from sparring.paper.extremes import Extremes, ProgressCallback, Strongest, extremes
 from sparring.seeds import check_seed, generator
 
 SURROGATE = "cross-entropy in bits, -log2 p_y: never negative, and at least 1 where the model is wrong (p_y <= 1/2)"
@@ -105,7 +105,7 @@ def estimate(
     seed: int = 0,
     resamples: int = 1000,
     batch_size: int | None = None,
-    progress: Progress = lambda what, done, n: None,
+    progress: ProgressCallback = lambda what, done, n: None,
 ) -> Bound:
     """The theorem's terms on these images.
 

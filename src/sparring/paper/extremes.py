@@ -26,7 +26,7 @@ from sparring.evaluation.subject import Subject
 from sparring.evaluation.verdicts import exact
 
 Strongest = Literal["autoattack", "pgd"]
-Progress = Callable[[str, float, int], None]  # (current attack, images done, images)
+ProgressCallback = Callable[[str, float, int], None]  # (current attack, images done, images)
 _WRONG = 1e-4  # nats: the margin at which a search counts a point as misclassified, above rounding
 _HALVINGS = 10
 
@@ -46,7 +46,7 @@ def bits(logits: Tensor, y: Tensor) -> Tensor:
     return cross_entropy(logits.double(), y).nan_to_num(nan=math.inf, posinf=math.inf) / math.log(2)
 
 
-def extremes(subject: Subject, *, eps: float, strongest: Strongest, seed: int, progress: Progress) -> Extremes:
+def extremes(subject: Subject, *, eps: float, strongest: Strongest, seed: int, progress: ProgressCallback) -> Extremes:
     """The least and the largest loss found in the ball of every image."""
     attacks: list[tuple[Loss, int, Starts]] = [
         ("ce", 100, Starts("uniform", eps=eps, seed=seed, purpose="bound ce")),

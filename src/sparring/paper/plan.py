@@ -18,7 +18,7 @@ from sparring.paper.specs import Course, Item, Row, Scale
 from sparring.training import checkpoint, run_folder
 from sparring.training.config import Config, differences
 
-State = Literal["missing", "interrupted", "trained", "measured", "diverged"]
+JobState = Literal["missing", "interrupted", "trained", "measured", "diverged"]
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def key(config: Config) -> str:
     return f"{data}-{config.model}-{name}-{config.epochs}-seed{config.seed}-{digest}"
 
 
-def state(job: Job) -> State:
+def state(job: Job) -> JobState:
     """The state of a job, from the files on disk."""
     found = results.read(job.path)
     as_declared = found is not None and results.matches(found, job.config, job.row.measure, job.limit)

@@ -21,7 +21,7 @@ from sparring.report.content import Drawing, Exhibit, Picture
 from sparring.report.panels import Lines
 from sparring.training.checkpoint import replacing, write_text
 
-Series = dict[str, tuple[list[float], list[float]]]
+Curves = dict[str, tuple[list[float], list[float]]]
 _TAUS = ("tau 0", "tau 1", "tau 2", "tau 3")
 
 
@@ -98,9 +98,9 @@ def pictures(collected: Collected) -> dict[str, Picture]:
 # Line figures: accuracy by tau, eps or alpha.
 
 
-def _by_line(collected: Collected, rows: Sequence[Row], column: str) -> tuple[Series, dict[str, list[float]]]:
+def _by_line(collected: Collected, rows: Sequence[Row], column: str) -> tuple[Curves, dict[str, list[float]]]:
     """Line -> (x, median in per cent), and the deviation over seeds if every point of a line has one."""
-    series: Series = {}
+    series: Curves = {}
     spread: dict[str, list[float | None]] = {}
     for row in sorted(rows, key=lambda row: row.x or 0.0):
         cell = cells(collected.of(row), {column: collected.item.columns[column]}).get(column)
@@ -147,7 +147,7 @@ def _curves(collected: Collected) -> list[Drawing]:
     return found
 
 
-def _lined(collected: Collected) -> dict[str, dict[str, tuple[Series, dict[str, list[float]]]]]:
+def _lined(collected: Collected) -> dict[str, dict[str, tuple[Curves, dict[str, list[float]]]]]:
     """Picture -> column -> lines and deviations, as from `_by_line`; empty columns are left out."""
     every = {
         group: {column: _by_line(collected, rows, column) for column in collected.item.columns}
@@ -170,7 +170,7 @@ def _ends(title: str, series: Mapping[str, tuple[Sequence[float], Sequence[float
     return f"{title}: {each}."
 
 
-def _bands(series: Series, spread: Mapping[str, Sequence[float]]) -> str:
+def _bands(series: Curves, spread: Mapping[str, Sequence[float]]) -> str:
     """The sentence that explains the bands, naming their lines if not all have one; '' without bands."""
     if not spread:
         return ""
@@ -188,9 +188,9 @@ def _trained(collected: Collected, rows: Sequence[Row]) -> str:
 # Backward passes by epoch.
 
 
-def _courses(collected: Collected) -> dict[str, Series]:
+def _courses(collected: Collected) -> dict[str, Curves]:
     """Group -> line -> (epochs, backward passes per image as the mean over seeds)."""
-    found: dict[str, Series] = {}
+    found: dict[str, Curves] = {}
     for group, rows in collected.groups().items():
         for row in rows:
             histories = [result["history"] for result in collected.of(row)]

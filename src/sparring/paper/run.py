@@ -19,14 +19,14 @@ from sparring import weights
 from sparring.data import Dataset, load
 from sparring.paper import results
 from sparring.paper.measure import losses, mixture, motivation, robustness
-from sparring.paper.plan import Job, State, remaining, state
+from sparring.paper.plan import Job, JobState, remaining, state
 from sparring.paper.specs import Course, Losses, Mixture, Motivation, Robustness
 from sparring.training import checkpoint, run_folder
 from sparring.training.config import Config
 from sparring.training.loop import Diverged, Interrupted, train
 from sparring.training.tracking import Tracker
 
-_OF_A_START = ("started", "device", "torch", "at_once")  # what a result keeps of each start of the training
+_OF_A_START = ("device", "torch", "at_once")  # what a result keeps of each start of the training
 
 
 class Stopped(Exception):
@@ -120,7 +120,7 @@ def train_run(job: Job, workspace: Workspace) -> None:
     except Diverged as diverged:
         epoch = diverged.epoch
     finally:
-        how_far: State = "diverged" if epoch else state(job)
+        how_far: JobState = "diverged" if epoch else state(job)
         if epoch or (how_far != "missing" and run_folder.read_metrics(job.folder)):
             facts = _facts(job, workspace, how_far, memory=_memory(workspace.device))
             results.write(job.path, facts | ({"diverged_in_epoch": epoch} if epoch else {}))
@@ -179,7 +179,7 @@ def _measure(job: Job, workspace: Workspace) -> dict[str, Any]:
     return found
 
 
-def _facts(job: Job, workspace: Workspace, how_far: State, memory: float | None = None) -> dict[str, Any]:
+def _facts(job: Job, workspace: Workspace, how_far: JobState, memory: float | None = None) -> dict[str, Any]:
     """Everything in a result but its measurements. Peak memory is the maximum over all starts of the training."""
     written = results.read(job.path) or {}
     if results.trained_by(written, job.config):
@@ -198,7 +198,7 @@ def _facts(job: Job, workspace: Workspace, how_far: State, memory: float | None 
         facts["history"] = results.columns(history)
         facts["training_seconds"] = round(sum(record["seconds"] for record in history), 2)
         starts = run_folder.read_environment(job.folder)
-        facts["sessions"] = len(starts)
+        facts["starts"] = len(starts)
         facts["trained_on"] = [{key: start.get(key) for key in _OF_A_START} for start in starts]
         facts["peak_memory_gib"] = memory
     return facts

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from sparring.engine import Kind
+from sparring.engine import EngineKind
 from sparring.errors import UserError
 from sparring.recipes import find
 from sparring.training import loop
@@ -24,7 +24,7 @@ def train(
     resume: bool = False,
     overwrite: bool = False,
     device: torch.device | str = "auto",
-    engine: Kind = "auto",
+    engine: EngineKind = "auto",
     tracker: Tracker | None = None,
     tensorboard: bool = False,
     **changes: Any,

@@ -70,7 +70,7 @@ def train(
     tracker: Tracker | None = None,
     stop: Callable[[], bool] = lambda: False,
     tensorboard: bool = True,
-    engine: engines.Kind = "auto",
+    engine: engines.EngineKind = "auto",
 ) -> nn.Module:
     """Train what `config` says into a run folder and return the model of the last epoch (or its average), in eval mode.
 
@@ -267,7 +267,7 @@ def begin(config: Config, facts: dict[str, Any], device: torch.device) -> State:
     return State(model, optimizer, Tally.empty(device))
 
 
-def engine_for(config: Config, state: State, data: Dataset, device: torch.device, kind: engines.Kind) -> Engine:
+def engine_for(config: Config, state: State, data: Dataset, device: torch.device, kind: engines.EngineKind) -> Engine:
     """The engine that trains what `config` says."""
     return engines.prepare(
         state.model,

@@ -41,7 +41,7 @@ _FIX = "Save its weights alone: torch.save(model.state_dict(), 'weights.pt')."
 
 
 @dataclass(frozen=True)
-class Published:
+class ForeignCheckpoint:
     """The content of a published file, with plain key names."""
 
     tensors: dict[str, Tensor]  # float32 where they are floating point
@@ -63,7 +63,7 @@ class _StandIn:
         pass
 
 
-def read(path: Path) -> Published:
+def read(path: Path) -> ForeignCheckpoint:
     """Read the weights of a published checkpoint."""
     refuse_impostor(path)
     content = _unpickle(path)
@@ -71,10 +71,10 @@ def read(path: Path) -> Published:
     found = plain(named, path)
     epoch = content.get("epoch") if isinstance(content, Mapping) else None
     facts = {"epoch": epoch} if type(epoch) is int else {}
-    return Published(found.tensors, found.normalize, facts, (*notes, *found.notes))
+    return ForeignCheckpoint(found.tensors, found.normalize, facts, (*notes, *found.notes))
 
 
-def plain(named: Mapping[str, Tensor], path: Path) -> Published:
+def plain(named: Mapping[str, Tensor], path: Path) -> ForeignCheckpoint:
     """Reduce the keys of a network to plain names: no prefix of a wrapper, no unused part."""
     notes: list[str] = []
     tensors, normalize = _take_normalisation(dict(named), path)
@@ -96,7 +96,7 @@ def plain(named: Mapping[str, Tensor], path: Path) -> Published:
     if unused:
         tensors = {key: tensor for key, tensor in tensors.items() if key not in unused}
         notes.append(f"left out sub_block1 ({len(unused)} tensors): the published WRN creates it and never uses it.")
-    return Published(_as_numbers(tensors, path), normalize, notes=tuple(notes))
+    return ForeignCheckpoint(_as_numbers(tensors, path), normalize, notes=tuple(notes))
 
 
 def refuse_impostor(path: Path) -> None:

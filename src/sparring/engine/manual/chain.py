@@ -150,7 +150,7 @@ class Flat:
         return flat.reshape(len(flat), height, width, channels).permute(0, 3, 1, 2)
 
 
-Step = Conv | MaxPool | Flat
+ChainLayer = Conv | MaxPool | Flat
 
 
 class ManualChain:
@@ -159,7 +159,7 @@ class ManualChain:
     def __init__(
         self,
         stem: ConvUnit,
-        steps: list[Step],
+        steps: list[ChainLayer],
         head: Dense,
         kernels: tuple[ModuleType, ModuleType, ModuleType],
         *,

@@ -13,7 +13,7 @@ from torch import fx, nn
 
 from sparring.engine.folded_layers import ConvUnit, Dense
 from sparring.engine.fx_graph import is_max_pool_2x2
-from sparring.engine.manual.chain import Conv, Filter, Flat, ManualChain, MaxPool, Step
+from sparring.engine.manual.chain import ChainLayer, Conv, Filter, Flat, ManualChain, MaxPool
 from sparring.engine.triton.available import convolutions_for
 
 
@@ -49,7 +49,7 @@ class _Reading:
         self.flat: Any = None  # a node that is the last value, flattened
         self.dense: tuple[Any, Dense] | None = None  # a dense layer of it, until its ReLU is read
         self.stem: ConvUnit | None = None
-        self.steps: list[Step] = []
+        self.steps: list[ChainLayer] = []
         self.head: Dense | None = None
 
     def take(self, node: fx.Node) -> bool:
@@ -83,7 +83,7 @@ class _Reading:
             return self.stem is not None and module.weight.dtype == self.stem.weight.dtype
         return False
 
-    def _append(self, node: fx.Node, step: Step, value: _Value) -> None:
+    def _append(self, node: fx.Node, step: ChainLayer, value: _Value) -> None:
         self.steps.append(step)
         self.values.append(value)
         self.number[node] = len(self.steps)

@@ -28,7 +28,7 @@ from sparring.engine.manual.fused_ops import (
 from sparring.engine.triton.available import kernels_for, pointwise_for
 
 
-class Block(NamedTuple):
+class ManualBlock(NamedTuple):
     """two(one(o)) + the sum before it, or + shortcut(o); o = relu(norm(the sum before)). `one` ends in a ReLU.
 
     The first block's norm may be part of the stem, which then ends in a ReLU too.
@@ -44,7 +44,12 @@ class ManualWideResNet:
     """Pixels to logits, and the gradient back to the pixels."""
 
     def __init__(
-        self, stem: ConvUnit, blocks: list[Block], norm: ScaleShift, head: Dense, tools: tuple[ModuleType, ModuleType]
+        self,
+        stem: ConvUnit,
+        blocks: list[ManualBlock],
+        norm: ScaleShift,
+        head: Dense,
+        tools: tuple[ModuleType, ModuleType],
     ) -> None:
         self.stem, self.blocks, self.head = stem, blocks, head
         self.norms, self.last = [*(block.norm for block in blocks), norm], norm
@@ -155,7 +160,7 @@ class _Unknown(Exception):
     """The graph is not a wide ResNet's."""
 
 
-def _read(graph: fx.GraphModule) -> tuple[ConvUnit, list[Block], ScaleShift, Dense]:
+def _read(graph: fx.GraphModule) -> tuple[ConvUnit, list[ManualBlock], ScaleShift, Dense]:
     """The parts of a wide ResNet in their order, found from the pixels on by the readers of every node."""
     node, *others = [node for node in graph.graph.nodes if node.op == "placeholder"]
     _must(not others)
@@ -165,7 +170,7 @@ def _read(graph: fx.GraphModule) -> tuple[ConvUnit, list[Block], ScaleShift, Den
     stem = _unit(module_of(graph, total), ConvUnit)
     _must(_bare(stem, 3) or (stem.fused and stem.relu and _square(stem, 3)))
     _must(tuple(stem.stride) == (1, 1) and len(total.args) == 1)
-    blocks: list[Block] = []
+    blocks: list[ManualBlock] = []
     while True:
         norm, relu, identity = None, total, False  # where the stem ends in a ReLU, which the first block reads
         if blocks or not stem.relu:
@@ -190,12 +195,12 @@ def _read(graph: fx.GraphModule) -> tuple[ConvUnit, list[Block], ScaleShift, Den
         _must(_bare(two, 3) and tuple(two.stride) == (1, 1))
         added = _after(two_at)
         _must(is_add(added) and set(added.args) == {two_at, there})
-        blocks.append(Block(norm, one, two, shortcut))
+        blocks.append(ManualBlock(norm, one, two, shortcut))
         _must(_adds_up(blocks[-1]))
         total = added
 
 
-def _adds_up(block: Block) -> bool:
+def _adds_up(block: ManualBlock) -> bool:
     """Whether the two summands of a block have the same shape: torch would broadcast."""
     stride = (1, 1) if block.shortcut is None else tuple(block.shortcut.stride)
     return tuple(block.one.stride) == stride  # torch broadcasts a single channel, and all have several

@@ -21,7 +21,7 @@ from sparring.engine.update.amp_copy import AmpCopy
 from sparring.engine.update.awp import gradients
 from sparring.engine.update.sgd import Sgd
 
-Loss = Callable[[nn.Module, Tensor, Tensor, Tensor], Tensor]  # (model, x, x_adv, y) -> scalar
+BatchLoss = Callable[[nn.Module, Tensor, Tensor, Tensor], Tensor]  # (model, x, x_adv, y) -> scalar
 Exchange = Callable[[list[Tensor]], None]  # makes each tensor the mean over all processes, in place
 
 
@@ -46,7 +46,7 @@ class FastUpdate:
         self,
         model: nn.Module,
         optimizer: torch.optim.SGD,
-        loss: Loss,
+        loss: BatchLoss,
         *,
         batch: int,
         shape: tuple[int, ...],

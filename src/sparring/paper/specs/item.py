@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from sparring.report.comparison import Published
 from sparring.training.config import Config
 
 Scale = Literal["lite", "full"]
-Kind = Literal["table", "lines", "course", "mixture", "motivation", "loss"]  # how an item is drawn
-Published = tuple[float, float | None]  # as printed, in per cent: value, and standard deviation if published
+ItemKind = Literal["table", "lines", "course", "mixture", "motivation", "loss"]  # how an item is drawn
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Item:
     where: str  # in the paper
     title: str
     claim: str  # what the paper claims with it
-    kind: Kind
+    kind: ItemKind
     rows: tuple[Row, ...]
     lite: str  # what is shorter at lite scale
     columns: Mapping[str, str] = field(default_factory=dict)  # as printed -> name of the attack in a result
