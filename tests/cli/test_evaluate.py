@@ -177,15 +177,15 @@ def test_a_stopped_evaluation_continues(sparring, run, tmp_path):
 
 
 def test_the_file_name_contains_no_slash():
-    asked = command.Arguments(Path("run"), data="folder:my/own images?size=8")
+    asked = command.Options(Path("run"), data="folder:my/own images?size=8")
     assert re.fullmatch(r"dat-folder-my-own-images-size=8-[0-9a-f]{8}", command._name(asked))
 
 
 def test_similar_data_sets_have_different_file_names():
     alike = ["folder:my/images", "folder:my-images", "folder:my images", "npz:" + 300 * "a", "npz:" + 301 * "a"]
-    names = [command._name(command.Arguments(Path("run"), data=data)) for data in alike]
+    names = [command._name(command.Options(Path("run"), data=data)) for data in alike]
     assert len(set(names)) == len(alike) and max(map(len, names)) < 100
-    assert command._name(command.Arguments(Path("run"), data="cifar10:bird+deer")) == "dat-cifar10-bird-deer"
+    assert command._name(command.Options(Path("run"), data="cifar10:bird+deer")) == "dat-cifar10-bird-deer"
 
 
 def test_json_records_what_was_evaluated(sparring, run):

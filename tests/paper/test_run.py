@@ -168,7 +168,7 @@ def test_a_result_records_the_hardware_of_every_start(measured, tmp_path, monkey
     carry_out([job], Workspace(torch.device("cpu")))
     (start,) = results.read(job.path)["trained_on"]
     assert start["at_once"] == 3 and start["device"] == results.read(job.path)["environment"]["device"]
-    assert start["started"].endswith("Z") and start["torch"] == torch.__version__
+    assert start["torch"] == torch.__version__ and "started" not in start
     assert results.at_once(results.read(planned(TABLE, measured)[1].path)) == 1
 
 
