@@ -11,7 +11,7 @@ from sparring import models
 from sparring.engine.attack.folded import NotFolded, fold, fused_mismatch
 from sparring.engine.folded_layers import ConvUnit, Dense, ScaleShift
 from sparring.engine.manual import fused_ops as fused_operations
-from tests.evaluation.test_gradient_model import with_statistics
+from tests.engine.networks import with_statistics
 
 
 def build(name: str, dtype: torch.dtype = torch.float64) -> nn.Module:
