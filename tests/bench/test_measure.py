@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ from sparring.bench.timing import timed
 from sparring.data import load
 
 CPU = torch.device("cpu")
-FEW = BenchmarkOptions(taus=(0, 2), images=200, plain_batches=2, together=(1, 2), repeats=2, rounds=2)
+FEW = BenchmarkOptions(taus=(0, 2), images=200, plain_batches=2, together=(2,), repeats=2, rounds=2)
 
 
 def made(**changes):
@@ -45,7 +47,7 @@ def test_every_part_on_a_cpu():
         assert row["of_madry_low"] == min(first["of_madry"], second["of_madry"])
         assert 2 * row["backprops"] == pytest.approx(first["backprops"] + second["backprops"])
     assert madry["of_madry_low"] == madry["of_madry_high"] == 1.0
-    assert [(row["runs"], row["share"], row["n"]) for row in bench.found["together"]] == [(1, 100, 2), (2, 100, 2)]
+    assert [(row["runs"], row["share"], row["n"]) for row in bench.found["together"]] == [(2, 100, 2)]
     start = bench.found["start_up"]
     parts = [start[f"{part}_s"] for part in ("imports", "data", "device", "attack", "update")]
     assert min(parts) >= 0 and sum(parts) == pytest.approx(start["process_s"])
@@ -75,7 +77,7 @@ def test_an_epoch_is_the_sum_of_what_it_launched(monkeypatch):
 @pytest.mark.parametrize("kind", ["plain", "fast"])
 def test_every_path_does_the_same_work(kind):
     """On a model that has been warmed up: from the same weights and statistics as many back-propagations."""
-    bench = made(images=600, before=2, engine=kind)
+    bench = made(images=600, before=1, engine=kind)
     before = {name: tensor.clone() for name, tensor in bench.state.model.state_dict().items()}
     rows = dict(bench.parts(["plain"]))["plain"]
     if kind == "plain":
@@ -166,9 +168,19 @@ def test_what_cannot_be_is_refused(words, why, capsys):
     assert why in text and len(text.strip().splitlines()) == 1
 
 
-def test_start_up_with_an_empty_and_a_full_cache(tmp_path):
-    out = tmp_path / "b.json"
+def test_start_up_with_an_empty_and_a_full_cache(tmp_path, monkeypatch):
+    """Two processes with the same fresh cache, which measure their own start."""
+    out, caches = tmp_path / "b.json", []
+
+    def run(command, *, env, **how):
+        caches.append(env["TRITON_CACHE_DIR"])
+        shutil.copy(out, command[command.index("--json") + 1])
+        assert command[command.index("--only") + 1] == "start-up" and command[-2:] != ["--cold-start"]
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr("sparring.cli.bench.subprocess.run", run)
     words = ["bench", "fat-digits", "--only", "memory", "--cold-start", "--device", "cpu", "--json", str(out)]
     assert cli.main(words) == 0
     found = json.loads(out.read_text())["cold_start"]
     assert set(found) == {"empty", "full"} and all(start["first_step_s"] > 0 for start in found.values())
+    assert len(set(caches)) == 1 < len(caches)

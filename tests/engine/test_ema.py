@@ -10,7 +10,7 @@ def made() -> nn.Module:
     return nn.Sequential(nn.Linear(2, 1, bias=False), nn.BatchNorm1d(1))
 
 
-def test_the_average_of_what_was_seen():
+def test_the_average_of_all_weights_so_far():
     model = made()
     average = WeightAverage(model, 0.75)
     for value in (1.0, 3.0, 7.0):
@@ -27,7 +27,7 @@ def test_the_average_of_what_was_seen():
     assert torch.equal(model[0].weight, torch.full((1, 2), 7.0))
 
 
-def test_weights_that_stand_still_are_their_own_average():
+def test_constant_weights_are_their_own_average():
     model = made()
     average = WeightAverage(model, 0.999)
     for _ in range(3):
@@ -43,7 +43,7 @@ def test_counters_are_the_live_models():
     assert average.read()[1].num_batches_tracked == 1
 
 
-def test_it_goes_on_from_what_was_kept():
+def test_it_continues_from_a_checkpoint():
     model = made()
     one, other = WeightAverage(model, 0.9), WeightAverage(model, 0.9)
     one.move()

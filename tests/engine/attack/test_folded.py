@@ -11,7 +11,7 @@ from sparring import models
 from sparring.engine.attack.folded import NotFolded, fold, fused_mismatch
 from sparring.engine.folded_layers import ConvUnit, Dense, ScaleShift
 from sparring.engine.manual import fused_ops as fused_operations
-from tests.evaluation.test_gradient_model import with_statistics
+from tests.engine.networks import with_statistics
 
 
 def build(name: str, dtype: torch.dtype = torch.float64) -> nn.Module:
@@ -61,7 +61,7 @@ def test_what_two_layers_read_comes_twice():
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_refresh_takes_over_what_training_changed(name):
+def test_refresh_reads_what_training_changed(name):
     model, x = build(name), images()
     network = fold(model, dtype=torch.float64, fused=False)
     assert network is not None
@@ -212,7 +212,7 @@ def test_a_batch_norm_that_stands_in_two_places():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ["resnet18", "wrn-16-2"])
-def test_fused_operations_are_tried_before_they_are_trusted(name, dtype, monkeypatch):
+def test_fused_operations_are_checked_before_they_are_trusted(name, dtype, monkeypatch):
     model, x = build(name, torch.float32), images(torch.float32)
     fused = fold(model, dtype=dtype, fused=True)
     assert not fused_mismatch(fused, model, x)
@@ -229,7 +229,7 @@ def test_fused_operations_are_tried_before_they_are_trusted(name, dtype, monkeyp
         assert fused_mismatch(fused, model, x)
 
 
-def test_a_deep_network_with_normalisation_is_held_against_its_own_precision():
+def test_a_deep_network_is_compared_in_its_own_precision():
     """bf16 turns its gradient by more than 0.02 of a cosine, fused or not."""
     with torch.random.fork_rng():
         torch.manual_seed(0)

@@ -30,8 +30,8 @@ class Double:
         h = self.place("h", x[rows].flatten(1) @ self.weight)
         return self.place("logits", h.square()), [h]
 
-    def back(self, slope, values):
-        return 2 * values[0] * slope
+    def back(self, output_gradient, values):
+        return 2 * values[0] * output_gradient
 
     def to_pixels(self, gradient):
         return self.place("pixels", (gradient @ self.weight.T).reshape(-1, *PIXELS))
@@ -56,14 +56,16 @@ def images(count, seed):
     return torch.rand(count, *PIXELS, generator=torch.Generator().manual_seed(seed))
 
 
-def test_answers_and_gradients_of_sizes_that_come_often(network):
+def test_logits_and_gradients_of_frequent_sizes(network):
     replayed = Replayed(network, sizes=(2, 4, 8))
     for seed, count in enumerate([3, 4, 3, 3, 4, 1, 8, 3, 2]):
         ours, theirs = (images(count, seed).requires_grad_() for _ in range(2))
         logits, expected = replayed(ours), network(theirs)
         assert torch.allclose(logits, expected)
-        slope = torch.randn(count, CLASSES, generator=torch.Generator().manual_seed(seed))
-        gradient, wanted = (torch.autograd.grad(out, x, slope)[0] for out, x in ((logits, ours), (expected, theirs)))
+        output_gradient = torch.randn(count, CLASSES, generator=torch.Generator().manual_seed(seed))
+        gradient, wanted = (
+            torch.autograd.grad(out, x, output_gradient)[0] for out, x in ((logits, ours), (expected, theirs))
+        )
         assert torch.allclose(gradient, wanted, atol=1e-6)
     assert set(replayed.made) == {(4, *PIXELS)}  # 2 and 8 came too seldom
     assert set(network.manual.sizes) == {4}
@@ -136,7 +138,7 @@ def test_gradients_are_the_caller_s_own(network):
     assert all(torch.allclose(one, two, atol=1e-6) for one, two in zip(ours, theirs, strict=True))
 
 
-def test_who_asks_in_between_spoils_nothing(network):
+def test_a_call_in_between_spoils_nothing(network):
     replayed = Replayed(network, sizes=(4,))
     for seed in range(3):
         replayed(images(4, seed))
@@ -150,7 +152,7 @@ def test_who_asks_in_between_spoils_nothing(network):
     assert torch.allclose(gradient, wanted, atol=1e-6)
 
 
-def test_what_the_passes_do_not_take_goes_to_the_network(network):
+def test_images_that_it_does_not_take_go_to_the_network(network):
     replayed = Replayed(network, sizes=(4,))
     for x in (images(5, 0), images(2, 0).double(), images(0, 0)):
         for _ in range(4):

@@ -106,7 +106,7 @@ def test_an_old_report_is_not_taken_for_the_new_one(monkeypatch):
     assert both(model, attack, x, y).backprops.max() > 1
 
 
-def test_no_step_is_launched_for_nobody():
+def test_no_step_is_launched_for_an_empty_set():
     model = network()
     x, _ = images(model, 12)
     with torch.no_grad():

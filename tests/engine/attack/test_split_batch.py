@@ -17,16 +17,16 @@ def test_parts_are_the_whole(count):
     seen = []
     network.register_forward_pre_hook(lambda module, given: seen.append(len(given[0])))
     parted = SplitBatch(network, torch.device("cpu"), {6: (4, 2), 8: (4, 2, 2)})
-    x, slope = torch.rand(count, 3, 2, 2).double(), torch.randn(count, 3).double()
+    x, output_gradient = torch.rand(count, 3, 2, 2).double(), torch.randn(count, 3).double()
     with torch.no_grad():  # as whoever calls it may have it
         logits, back = parted.ahead(x)
     assert tuple(seen) == parted.cuts.get(count, (count,))
     expected, way = ahead(network, x)
     assert torch.allclose(logits, expected) and not logits.requires_grad
     point = x.clone().requires_grad_()
-    gradient = back(slope)
-    assert torch.allclose(gradient, way(slope))
-    assert torch.allclose(gradient, torch.autograd.grad(network(point), point, slope)[0])
+    gradient = back(output_gradient)
+    assert torch.allclose(gradient, way(output_gradient))
+    assert torch.allclose(gradient, torch.autograd.grad(network(point), point, output_gradient)[0])
     assert torch.allclose(parted(x), expected)
 
 
@@ -39,13 +39,13 @@ def test_parts_have_streams_of_their_own_once_they_are_tuned(monkeypatch):
 
     parted = SplitBatch(network, torch.device("cpu"), {6: (4, 2)})
     parted.streams = [streams.make("second")]
-    x, slope = torch.rand(6, 3, 2, 2), torch.randn(6, 3)
+    x, output_gradient = torch.rand(6, 3, 2, 2), torch.randn(6, 3)
     _, back = parted.ahead(x)
     assert streams.take() == ["main: 4 images", "main: 2 images"]  # cuDNN tunes
-    back(slope)
+    back(output_gradient)
     assert streams.take() == []
     _, back = parted.ahead(x)
     side_by_side = ["second waits for main", "main: 4 images", "second: 2 images", "main waits for second"]
     assert streams.take() == side_by_side
-    back(slope)
+    back(output_gradient)
     assert streams.take() == [side_by_side[0], side_by_side[-1]]

@@ -11,7 +11,7 @@ from torch import nn
 
 pytest.importorskip("triton", reason="the kernels need Triton, which pip install -e '.[dev]' brings on Linux")
 if torch.cuda.is_available():
-    pytest.skip("for the interpreter; on CUDA run benchmarks/gpu_engine_check.py", allow_module_level=True)
+    pytest.skip("for the interpreter; on CUDA run benchmarks/check_engine.py", allow_module_level=True)
 
 from sparring.engine.attack.folded import fold, fused_mismatch
 from sparring.engine.attack.runner import CapturedAttack
@@ -62,20 +62,20 @@ def test_both_ways(both, name):
         for parameter in model.parameters():
             parameter.mul_(1.1)
     draw = torch.Generator().manual_seed(0)
-    x, slope = torch.rand(5, 3, 8, 8, generator=draw), torch.randn(5, 10, generator=draw)
+    x, output_gradient = torch.rand(5, 3, 8, 8, generator=draw), torch.randn(5, 10, generator=draw)
     found = []
     for network in (ours, plain):
         network.refresh()
         point = x.clone().requires_grad_()
         logits = network(point)
-        found.append((logits.detach(), torch.autograd.grad(logits, point, slope)[0]))
+        found.append((logits.detach(), torch.autograd.grad(logits, point, output_gradient)[0]))
     (logits, gradient), (expected, their_gradient) = found
     assert close(logits, expected) and close(gradient, their_gradient)
     among = torch.tensor([3, 0, 4], dtype=torch.int32)
     rows = torch.tensor([4, 3, 2, 1, 0])
     logits, values = ours.manual.forward(x, rows)
     assert close(logits, expected[rows])
-    some = ours.manual.to_pixels(ours.manual.back(slope[rows], values, among))
+    some = ours.manual.to_pixels(ours.manual.back(output_gradient[rows], values, among))
     assert close(some, their_gradient[rows][among])
 
 
@@ -83,13 +83,13 @@ def test_both_ways_in_bf16(both):
     """As on a GPU: pixels come as two numbers each, sums are rounded as autograd rounds them."""
     ours, plain = both(build("wrn-10-2", num_classes=10), torch.bfloat16)
     draw = torch.Generator().manual_seed(0)
-    x, slope = torch.rand(4, 3, 8, 8, generator=draw), torch.randn(4, 10, generator=draw)
+    x, output_gradient = torch.rand(4, 3, 8, 8, generator=draw), torch.randn(4, 10, generator=draw)
     assert ours.manual.stem.split and ours.manual.takes(x) and not ours.manual.takes(torch.rand(4, 8, 8, 8))
     found = []
     for network in (ours, plain):
         point = x.clone().requires_grad_()
         logits = network(point)
-        found.append((logits.detach(), torch.autograd.grad(logits, point, slope)[0]))
+        found.append((logits.detach(), torch.autograd.grad(logits, point, output_gradient)[0]))
     (logits, gradient), (expected, their_gradient) = found
     assert logits.dtype == torch.float32 and gradient.shape == x.shape
     assert (logits - expected).norm() < 0.01 * expected.norm()
@@ -111,7 +111,7 @@ def test_what_it_takes(both):
         assert close(ours(odd), plain(odd)) if len(odd) else ours(odd).shape == (0, 10)
 
 
-def test_a_fault_in_the_way_back_of_some_is_seen(both, monkeypatch):
+def test_a_fault_in_the_backward_pass_of_fewer_images_is_seen(both, monkeypatch):
     model = build("wrn-10-1", num_classes=10)
     ours, _ = both(model)
     x = torch.rand(3, 3, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -241,7 +241,7 @@ KINDS = (
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_only_looks_like_one_is_left_to_autograd(both, kind):
+def test_networks_that_resemble_one_are_left_to_autograd(both, kind):
     model = Second(kind) if kind == "second argument" else Odd(kind)
     ours, _ = both(model)
     assert (ours.manual is not None) == (kind in KNOWN)
@@ -286,7 +286,7 @@ def test_all_batch_norms_in_one_launch(monkeypatch, dtype):
     ],
     ids=["half", "double", "half norm", "no weights"],
 )
-def test_a_batch_norm_of_another_kind_is_taken_over_alone(norm, dtype):
+def test_a_batch_norm_of_another_precision_is_refreshed_alone(norm, dtype):
     unit = ScaleShift(norm, dtype=dtype)
     assert ScaleShift(nn.BatchNorm2d(8), dtype=torch.float32).in_a_row and not unit.in_a_row
     unit.refresh()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from functools import partial
 
 import pytest
 import torch
@@ -21,7 +20,6 @@ from sparring.engine.attack.folded import ConvUnit, fold
 from sparring.engine.attack.runner import CapturedAttack
 from sparring.engine.manual import fused_ops
 from sparring.engine.triton import attack_step, pointwise, pooling
-from sparring.models import build
 from sparring.models.resnet import BasicBlock
 from sparring.objectives import KTauPGD
 
@@ -97,7 +95,7 @@ def test_a_beginning_at_random(start, project):
     assert torch.equal(plain.x[:count], x) and (start is None) == torch.equal(plain.x_adv[:count], x)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(seed=st.integers(0, 10_000), tau=st.integers(0, 3), every=st.integers(1, 5))
 def test_a_whole_attack(seed, tau, every):
     _, (active, _) = sets("ce", noise=False, project=True, seed=seed)
@@ -154,10 +152,9 @@ def residual() -> nn.Module:
     return nn.Sequential(*stem, *blocks, nn.Flatten(), nn.Linear(64 * 64, 10))
 
 
-@pytest.mark.parametrize(("made", "shared"), [(residual, 2), (partial(build, "small_cnn", num_classes=10), 0)])
-def test_all_convolutions_fold_in_one_launch(monkeypatch, made, shared):
+def test_all_convolutions_fold_in_one_launch(monkeypatch):
     torch.manual_seed(0)
-    model = made()
+    model = residual()
     with torch.no_grad():
         model.train()(torch.rand(4, 3, 32, 32))
     model.to(memory_format=torch.channels_last)
@@ -176,7 +173,7 @@ def test_all_convolutions_fold_in_one_launch(monkeypatch, made, shared):
     folded.refreshed_at_once = None
     for _ in range(2):  # a shared bias is added once, however often
         folded.refresh()
-    assert len(folded.refreshed_at_once[1]) == len(units) and len(folded.shared_biases) == shared
+    assert len(folded.refreshed_at_once[1]) == len(units) and len(folded.shared_biases) == 2
     for unit, (weight, bias) in zip(units, expected, strict=True):
         assert torch.allclose(unit.weight.float(), weight.float(), rtol=2**-7, atol=1e-6)
         assert torch.allclose(unit.bias.float(), bias.float(), rtol=2**-6, atol=2e-3)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -61,11 +62,11 @@ def test_what_lies_between_convolutions_was_compiled_before(name, monkeypatch):
     for kernel in kernels:
         monkeypatch.setattr(pointwise, kernel, kernels[kernel])
     monkeypatch.setattr(pointwise, "_relu_back", Kernel())
-    by_hand = fold(build(name, num_classes=10).eval(), dtype=torch.float32, fused=True).manual
-    by_hand.compile_for((8,), (3, 8, 8))
-    logits, values = by_hand.forward(torch.rand(4, 3, 8, 8), torch.arange(4))
+    manual = fold(build(name, num_classes=10).eval(), dtype=torch.float32, fused=True).manual
+    manual.compile_for((8,), (3, 8, 8))
+    logits, values = manual.forward(torch.rand(4, 3, 8, 8), torch.arange(4))
     for among in (None, torch.zeros(2, dtype=torch.int32)):
-        by_hand.back(torch.zeros_like(logits), values, among)
+        manual.back(torch.zeros_like(logits), values, among)
     for kernel, flags in ((kernels["_norm_relu"], 4), (kernels["_norm_relu_back"], 5)):  # behind the number of pixels
         assert {given[-flags:] for given in kernel.compiled} == {given[-flags:] for given in kernel.ran} != set()
 
@@ -86,21 +87,21 @@ def test_what_a_step_launches_was_compiled_before(name, monkeypatch):
     for module, kernel in LAUNCHED:
         kernels[kernel] = Kernel()
         monkeypatch.setattr(module, kernel, kernels[kernel])
-    by_hand = fold(build(name, num_classes=10).eval(), dtype=torch.bfloat16, fused=True).manual
+    manual = fold(build(name, num_classes=10).eval(), dtype=torch.bfloat16, fused=True).manual
     cudnn = []
     monkeypatch.setattr(fused_ops.F, "conv2d", lambda *args, **kwargs: cudnn.append("forward"))
     monkeypatch.setattr(fused_ops, "input_gradient", lambda *args: cudnn.append("back"))
-    by_hand.compile_for((8, 32, 8), (3, 32, 32))
+    manual.compile_for((8, 32, 8), (3, 32, 32))
     assert not cudnn and not any(kernel.ran for kernel in kernels.values())
     monkeypatch.undo()
     for module, kernel in LAUNCHED:
         monkeypatch.setattr(module, kernel, kernels[kernel])
     x = torch.zeros(40, 3, 32, 32)
     for size in (8, 32):
-        logits, values = by_hand.forward(x, torch.arange(size))
-        slope = torch.zeros_like(logits)
-        by_hand.back(slope, values, among=torch.arange(size, dtype=torch.int32))
-        first_layer.to_pixels(by_hand.back(slope, values), by_hand.stem.weight, 3)
+        logits, values = manual.forward(x, torch.arange(size))
+        output_gradient = torch.zeros_like(logits)
+        manual.back(output_gradient, values, among=torch.arange(size, dtype=torch.int32))
+        first_layer.to_pixels(manual.back(output_gradient, values), manual.stem.weight, 3)
     for kernel in kernels.values():
         assert kernel.compiled == kernel.ran
     assert kernels["_conv"].ran and kernels["_stem"].ran and kernels["_to_pixels"].ran
@@ -138,20 +139,20 @@ from sparring.engine.manual import read_chain, wide_resnet
 from sparring.engine.triton import batch_norm, conv, first_layer, pointwise, pooling
 from sparring.engine.update import fuse_bn
 from sparring.models import build
+from tests.engine.networks import Chain, Residual
 read_chain.convolutions_for = lambda device: (conv, first_layer, pooling)
-by_hand = fold(build("resnet18", num_classes=10).eval(), dtype=torch.bfloat16, fused=True).manual
-by_hand.compile_for((8, 128), (3, 32, 32))
+fold(Residual().eval(), dtype=torch.bfloat16, fused=True).manual.compile_for((8, 128), (3, 32, 32))
 wide_resnet.kernels_for = wide_resnet.pointwise_for = lambda device: pointwise
-fold(build("wrn-16-2", num_classes=10).eval(), dtype=torch.bfloat16, fused=True).manual.compile_for((8,), (3, 32, 32))
+fold(build("wrn-10-1", num_classes=10).eval(), dtype=torch.bfloat16, fused=True).manual.compile_for((8,), (3, 32, 32))
 x, among = torch.empty(2, 64, 4, 4, dtype=torch.bfloat16), torch.zeros(2, dtype=torch.int32)
 for more, chosen in ((True, False), (False, True)):
     pointwise._relu_back.warmup(x, x, x, among if chosen else x, x, 1024, more, chosen, 1024, grid=(2,))
 pointwise._scale.warmup(torch.zeros(1, 7, dtype=torch.int64), torch.zeros(1), True, 256, grid=(1,))
-trained = build("small_cnn", num_classes=10).to(torch.bfloat16, memory_format=torch.channels_last).train()
+trained = Chain().to(torch.bfloat16, memory_format=torch.channels_last).train()
 for layer in trained.modules():
     if isinstance(layer, torch.nn.BatchNorm2d):
         layer.float()
-fuse_bn.compile_for(fuse_bn.fuse(trained, batch_norm, pooling), torch.rand(8, 3, 32, 32).bfloat16())
+fuse_bn.compile_for(fuse_bn.fuse(trained, batch_norm, pooling), torch.rand(8, 3, 14, 14).bfloat16())
 in_norm = (batch_norm._statistics, batch_norm._apply, batch_norm._back_sums, batch_norm._back_apply)
 between = (pointwise._relu_back, pointwise._norm_relu, pointwise._norm_relu_back, pointwise._scale)
 ends = (first_layer._stem, first_layer._taps, first_layer._to_pixels)
@@ -159,21 +160,22 @@ for kernel in (conv._conv, *ends, *in_norm, pooling._max_pool, *between):
     assert kernel.device_caches[0][0], kernel
     for made in kernel.device_caches[0][0].values():
         assert made.asm["cubin"], kernel
-        if kernel in (batch_norm._statistics, batch_norm._back_sums):  # who comes last sees what all have written
-            said = made.asm["ptx"]
-            assert said.index("bar.sync") < said.index("atom.global.gpu.acq_rel") < said.index("ld.global.cg"), said
+        if kernel in (batch_norm._statistics, batch_norm._back_sums):  # the last program sees what all have written
+            code = made.asm["ptx"]
+            assert code.index("bar.sync") < code.index("atom.global.gpu.acq_rel") < code.index("ld.global.cg"), code
         print(kernel.__name__, made.metadata.shared)
 """
 
 
 def test_the_kernels_compile_for_the_gpu_they_are_made_for(tmp_path):
-    """In earnest, for an H200, without one; and they fit into a processor's shared memory (227 KiB)."""
+    """For an H200, without one; and they fit into a processor's shared memory (227 KiB)."""
     if "nvidia" not in triton.backends.backends:
         pytest.skip("this Triton compiles for no NVIDIA GPU; that of pip install -e '.[dev]' does")
     environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
     command = [sys.executable, "-W", "ignore", "-c", FOR_A_GPU]
-    made = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    root = Path(__file__).parents[3]
+    made = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False, cwd=root)
     assert made.returncode == 0, made.stderr[-2000:]
     lines = [line.split() for line in made.stdout.splitlines()]
-    assert sum(name == "_conv" for name, _ in lines) > 10
+    assert sum(name == "_conv" for name, _ in lines) > 5
     assert all(int(shared) <= 227 * 1024 for _, shared in lines)

@@ -16,7 +16,7 @@ from torch import nn
 
 pytest.importorskip("triton", reason="the kernels need Triton, which pip install -e '.[dev]' brings on Linux")
 if torch.cuda.is_available():
-    pytest.skip("for the interpreter; on CUDA run benchmarks/gpu_engine_check.py", allow_module_level=True)
+    pytest.skip("for the interpreter; on CUDA run benchmarks/check_engine.py", allow_module_level=True)
 
 from torch.nn.grad import conv2d_input
 
@@ -37,7 +37,7 @@ def image(draw, *shape):
     return torch.randn(shape, generator=draw).half().contiguous(memory_format=torch.channels_last)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     seed=st.integers(0, 1000),
     images=st.integers(1, 3),
@@ -126,10 +126,10 @@ def test_a_cut_fills_the_gpu_without_losing_a_round():
     assert conv.tiling(torch.empty(8, 512, 4, 4), torch.empty(512, 512, 3, 3), stride=1, back=False).split > 1
 
 
-def gradients(network, x, slope):
+def gradients(network, x, output_gradient):
     point = x.clone().requires_grad_()
     logits = network(point)
-    return logits.detach(), torch.autograd.grad(logits, point, slope)[0]
+    return logits.detach(), torch.autograd.grad(logits, point, output_gradient)[0]
 
 
 def test_resnet18_is_known(folded):
@@ -139,12 +139,14 @@ def test_resnet18_is_known(folded):
     assert [step.added for step in ours.manual.steps[:4]] == [None, 0, None, 2]
 
 
-def test_a_residual_network_by_hand_is_itself(folded):
+def test_the_hand_written_residual_network_is_the_network(folded):
     ours, plain = folded(Residual())
     assert len(ours.manual.steps) == 6
     draw = torch.Generator().manual_seed(0)
-    x, slope = torch.rand(2, 3, 8, 8, generator=draw), torch.randn(2, 10, generator=draw)
-    (logits, gradient), (expected, their_gradient) = (gradients(network, x, slope) for network in (ours, plain))
+    x, output_gradient = torch.rand(2, 3, 8, 8, generator=draw), torch.randn(2, 10, generator=draw)
+    (logits, gradient), (expected, their_gradient) = (
+        gradients(network, x, output_gradient) for network in (ours, plain)
+    )
     assert torch.allclose(logits, expected, rtol=1e-4, atol=1e-5)
     assert torch.allclose(gradient, their_gradient, rtol=1e-3, atol=1e-5 * float(their_gradient.abs().max()))
     odd = torch.rand(1, 3, 9, 9, generator=draw)  # cannot be halved: the graph does it
@@ -155,7 +157,7 @@ def test_a_residual_network_by_hand_is_itself(folded):
     assert not ours.manual.takes(torch.empty(1024, 3, 224, 224, device="meta"))  # too many places for 32 bits
 
 
-def test_small_cnn_by_hand_is_small_cnn(folded):
+def test_the_hand_written_small_cnn_is_the_network(folded):
     model = build("small_cnn", num_classes=10, size=(8, 8))
     ours, plain = folded(model)
     assert [type(step).__name__ for step in ours.manual.steps] == [
@@ -163,13 +165,15 @@ def test_small_cnn_by_hand_is_small_cnn(folded):
     ]
     assert ours.manual.steps[6].filter.weight.shape == (256, 256, 3, 3)  # 196 filled up
     draw = torch.Generator().manual_seed(0)
-    x, slope = torch.rand(3, 3, 8, 8, generator=draw), torch.randn(3, 10, generator=draw)
+    x, output_gradient = torch.rand(3, 3, 8, 8, generator=draw), torch.randn(3, 10, generator=draw)
     with torch.no_grad():  # an update: all weights are taken over anew
         for parameter in model.parameters():
             parameter.mul_(1.1)
     for network in (ours, plain):
         network.refresh()
-    (logits, gradient), (expected, their_gradient) = (gradients(network, x, slope) for network in (ours, plain))
+    (logits, gradient), (expected, their_gradient) = (
+        gradients(network, x, output_gradient) for network in (ours, plain)
+    )
     assert torch.allclose(logits, expected, rtol=1e-4, atol=1e-5)
     assert torch.allclose(gradient, their_gradient, rtol=1e-3, atol=1e-5 * float(their_gradient.abs().max()))
 
@@ -218,7 +222,7 @@ class Odd(nn.Module):
 
 
 @pytest.mark.parametrize("kind", ["flat stem", "dead end", "1x1", "late stride", "broadcast", "late broadcast"])
-def test_what_only_looks_known_is_left_to_autograd(monkeypatch, kind):
+def test_a_graph_that_resembles_a_chain_is_left_to_autograd(monkeypatch, kind):
     monkeypatch.setattr(
         importlib.import_module("sparring.engine.manual.read_chain"),
         "convolutions_for",
@@ -243,7 +247,7 @@ def test_a_shared_bias_is_added_once_however_often(folded):
     assert torch.allclose(ours(x), expected) and torch.allclose(plain(x), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_a_step_by_hand_is_a_step(folded):
+def test_a_step_of_the_hand_written_network_is_a_step(folded):
     ours, plain = folded(OneBlock())
     assert ours.manual is not None
     draw = torch.Generator().manual_seed(1)
@@ -259,12 +263,12 @@ def test_a_step_by_hand_is_a_step(folded):
         for _ in range(3):
             active.step(network, 6)
         sets.append(active)
-    by_hand, by_autograd = sets
+    manual, by_autograd = sets
     for name in ("backprops", "rows", "report", "serial"):
-        assert torch.equal(getattr(by_hand, name), getattr(by_autograd, name)), name
-    assert by_hand.backprops[1] == 0 and by_hand.backprops[0] > 0
-    assert (by_hand.x_adv[:5] - by_autograd.x_adv[:5]).abs().gt(1e-6).float().mean() < 0.01  # signs of nearly nothing
-    assert not torch.equal(by_hand.x_adv[0], x[0])
+        assert torch.equal(getattr(manual, name), getattr(by_autograd, name)), name
+    assert manual.backprops[1] == 0 and manual.backprops[0] > 0
+    assert (manual.x_adv[:5] - by_autograd.x_adv[:5]).abs().gt(1e-6).float().mean() < 0.01  # signs of nearly nothing
+    assert not torch.equal(manual.x_adv[0], x[0])
 
 
 def test_replayed_passes_are_the_passes(folded):
@@ -272,8 +276,10 @@ def test_replayed_passes_are_the_passes(folded):
     replayed = Replayed(ours, sizes=(4,))
     draw = torch.Generator().manual_seed(2)
     for _ in range(4):  # captured from the third on
-        x, slope = torch.rand(3, 3, 8, 8, generator=draw), torch.randn(3, 10, generator=draw)
-        (logits, gradient), (expected, their_gradient) = (gradients(net, x, slope) for net in (replayed, plain))
+        x, output_gradient = torch.rand(3, 3, 8, 8, generator=draw), torch.randn(3, 10, generator=draw)
+        (logits, gradient), (expected, their_gradient) = (
+            gradients(net, x, output_gradient) for net in (replayed, plain)
+        )
         assert torch.allclose(logits, expected, rtol=1e-4, atol=1e-5)
         assert torch.allclose(gradient, their_gradient, rtol=1e-3, atol=1e-5 * float(their_gradient.abs().max()))
     assert list(replayed.made) == [(4, 3, 8, 8)]
@@ -290,8 +296,8 @@ def test_what_is_not_known_is_left_to_autograd(folded, kind):
 def test_the_gradient_of_the_pooling_before_a_relu():
     draw = torch.Generator().manual_seed(0)
     h = torch.randn(3, 24, 4, 4, generator=draw).to(torch.bfloat16).to(memory_format=torch.channels_last)
-    weight, slope = torch.randn(10, 24, generator=draw).to(torch.bfloat16), torch.randn(3, 10, generator=draw)
-    expected = torch.where(h > 0, fused_ops.pool_back(slope, weight, h), 0)
-    assert torch.equal(fused_ops.pool_back(slope, weight, h, masked=True), expected)
-    ours = pooling.pool_dense_back(slope, weight, h, masked=True)
+    weight, output_gradient = torch.randn(10, 24, generator=draw).to(torch.bfloat16), torch.randn(3, 10, generator=draw)
+    expected = torch.where(h > 0, fused_ops.pool_back(output_gradient, weight, h), 0)
+    assert torch.equal(fused_ops.pool_back(output_gradient, weight, h, masked=True), expected)
+    ours = pooling.pool_dense_back(output_gradient, weight, h, masked=True)
     assert torch.allclose(ours.float(), expected.float(), rtol=2**-6, atol=1e-3)

@@ -7,7 +7,7 @@ import torch
 
 pytest.importorskip("triton", reason="the kernels need Triton, which pip install -e '.[dev]' brings on Linux")
 if torch.cuda.is_available():
-    pytest.skip("for the interpreter; on CUDA run benchmarks/gpu_engine_check.py", allow_module_level=True)
+    pytest.skip("for the interpreter; on CUDA run benchmarks/check_engine.py", allow_module_level=True)
 
 from sparring.engine.triton import sgd
 from sparring.engine.update.sgd import Sgd

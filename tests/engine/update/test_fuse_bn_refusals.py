@@ -11,7 +11,7 @@ from torch import nn
 
 pytest.importorskip("triton", reason="the kernels need Triton, which pip install -e '.[dev]' brings on Linux")
 if torch.cuda.is_available():
-    pytest.skip("for the interpreter; on CUDA run benchmarks/gpu_engine_check.py", allow_module_level=True)
+    pytest.skip("for the interpreter; on CUDA run benchmarks/check_engine.py", allow_module_level=True)
 
 from sparring.engine.attack.folded import NotFolded, fold
 from sparring.engine.triton import batch_norm, pooling
