@@ -1,4 +1,4 @@
-"""What `sparring bench` measures: every part runs, counts add up, and the paths that are compared do the same work."""
+"""`sparring bench`: every measurement runs, counts add up, and the compared paths do the same work."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def made(**changes):
     return Benchmark(recipes.find("fat-digits").config, load("digits"), CPU, replace(FEW, **changes))
 
 
-def test_a_median_with_its_spread():
+def test_timed_returns_median_and_spread():
     calls = []
     found = timed(lambda: calls.append(1), CPU, repeats=5, warm_up=2, inner=3)
     assert len(calls) == 2 + 5 * 3
     assert found.n == 5 and 0 <= found.low <= found.median <= found.high
 
 
-def test_every_part_on_a_cpu():
+def test_every_measurement_runs_on_a_cpu():
     bench = made()
     parts = dict(bench.parts())
     assert list(parts) == list(bench.every) and all(parts.values())
@@ -53,14 +53,14 @@ def test_every_part_on_a_cpu():
     json.dumps(bench.found)
 
 
-def test_an_epoch_is_the_sum_of_what_it_launched(monkeypatch):
+def test_epoch_time_is_the_sum_of_its_launches(monkeypatch):
     """With the fast engine (uncaptured on a CPU) every launch is counted, and the counts agree in fp32."""
     bench = made(before=0, engine="fast")
     sizes, update = [], bench.engine.update
     monkeypatch.setattr(bench.engine, "update", lambda x, *given: sizes.append(len(x)) or update(x, *given))
     dict(bench.parts(["correct", "steps", "epochs"]))
     epochs = FEW.rounds * (1 + len(FEW.taus))
-    assert sizes.count(FEW.images % bench.config.batch_size) == epochs + 2  # the last batch's size is met before any
+    assert sizes.count(FEW.images % bench.config.batch_size) == epochs + 2  # warm-up of the last batch's size
     for row in bench.found["correct"]:
         assert row["same_backprops"] == row["n"]
     madry, friendly, _ = bench.found["epochs"]
@@ -73,8 +73,8 @@ def test_an_epoch_is_the_sum_of_what_it_launched(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["plain", "fast"])
-def test_every_path_does_the_same_work(kind):
-    """On a model that has been warmed up: from the same weights and statistics as many back-propagations."""
+def test_all_paths_do_the_same_work(kind):
+    """From the same weights and statistics, all paths take the same number of back-propagations."""
     bench = made(images=600, before=2, engine=kind)
     before = {name: tensor.clone() for name, tensor in bench.state.model.state_dict().items()}
     rows = dict(bench.parts(["plain"]))["plain"]
@@ -96,35 +96,35 @@ def test_every_path_does_the_same_work(kind):
         torch.testing.assert_close(judged.gradients(x), judged.model(x), rtol=1e-3, atol=1e-4)  # it was refreshed
 
 
-def test_every_batch_is_met_before_the_clock_runs(monkeypatch):
+def test_every_batch_is_warmed_up_before_timing(monkeypatch):
     bench = made(before=0, plain_batches=3)
-    met, real, clock = [], bench.training.batch, []
-    monkeypatch.setattr(bench.training, "batch", lambda index: met.append(index) or real(index))
-    monkeypatch.setattr("sparring.bench.timing.wait", lambda device: clock.append(len(met)))
+    seen, real, clock = [], bench.training.batch, []
+    monkeypatch.setattr(bench.training, "batch", lambda index: seen.append(index) or real(index))
+    monkeypatch.setattr("sparring.bench.timing.wait", lambda device: clock.append(len(seen)))
     bench._batches("plain", bench.engine, bench.state.model, 0)
-    assert met == 3 * [0, 1, 2] and clock == [3, 6, 6, 9]  # the clock is read behind all batches of a round
+    assert seen == 3 * [0, 1, 2] and clock == [3, 6, 6, 9]  # the clock is read after all batches of a round
 
 
 @pytest.mark.parametrize(("device", "share", "name"), [("cuda", 50, "4 at once, 50 % each"), ("cpu", 100, "4 at once")])
-def test_runs_side_by_side_have_the_share_that_is_reported(device, share, name, monkeypatch):
-    """Of a GPU: a CPU is not shared out."""
-    asked = []
+def test_side_by_side_runs_get_the_reported_share(device, share, name, monkeypatch):
+    """On a GPU; a CPU is not divided."""
+    calls = []
 
     def speeds(config, count, *, share, **given):
-        asked.append((count, share))
+        calls.append((count, share))
         return [1.0, 2.0]
 
     monkeypatch.setattr("sparring.bench.measure.images_per_second", speeds)
     bench = made(together=(1, 4))
     bench.device = torch.device(device)
     ((_, rows),) = bench.parts(["together"])
-    assert asked == [(1, 100), (4, share)] == [(row["runs"], row["share"]) for row in bench.found["together"]]
+    assert calls == [(1, 100), (4, share)] == [(row["runs"], row["share"]) for row in bench.found["together"]]
     assert [title for title, _ in rows] == ["1 at once", name]
 
 
-def test_an_update_is_timed_with_the_perturbation_it_has(monkeypatch):
-    """A run with AWP takes twice the passes; so does the update that its epoch is compared with."""
-    asked = []
+def test_update_is_timed_with_its_weight_perturbation(monkeypatch):
+    """AWP doubles the passes, in the timed update as in the epoch that it is compared with."""
+    calls = []
     for name in ("fat-digits", "fat-awp-digits"):
         bench = Benchmark(recipes.find(name).config, load("digits"), CPU, FEW)
         real, seen = bench.engine.update, []
@@ -132,11 +132,11 @@ def test_an_update_is_timed_with_the_perturbation_it_has(monkeypatch):
             bench.engine, "update", lambda *given, real=real, seen=seen: seen.append(given[4]) or real(*given)
         )
         bench.steps()
-        asked.append(set(seen))
-    assert asked == [{0.0}, {0.005}]
+        calls.append(set(seen))
+    assert calls == [{0.0}, {0.005}]
 
 
-def test_the_command(tmp_path, capsys):
+def test_command_writes_table_and_json(tmp_path, capsys):
     few = ["--images", "128", "--repeats", "2", "--rounds", "2", "--device", "cpu", "--taus", "0"]
     assert cli.main(["bench", "fat-digits", "--only", "steps", "epochs", "--json", str(tmp_path / "b.json"), *few]) == 0
     text = capsys.readouterr().out
@@ -160,13 +160,13 @@ def test_the_command(tmp_path, capsys):
         (["--only", "parts", "--parts-of", "magic"], "--parts-of knows"),
     ],
 )
-def test_what_cannot_be_is_refused(words, why, capsys):
+def test_invalid_options_are_refused(words, why, capsys):
     assert cli.main(["bench", "--device", "cpu", *words]) == 2
     text = capsys.readouterr().err
     assert why in text and len(text.strip().splitlines()) == 1
 
 
-def test_start_up_with_an_empty_and_a_full_cache(tmp_path):
+def test_cold_start_is_measured_with_empty_and_full_cache(tmp_path):
     out = tmp_path / "b.json"
     words = ["bench", "fat-digits", "--only", "memory", "--cold-start", "--device", "cpu", "--json", str(out)]
     assert cli.main(words) == 0

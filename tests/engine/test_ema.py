@@ -10,7 +10,7 @@ def made() -> nn.Module:
     return nn.Sequential(nn.Linear(2, 1, bias=False), nn.BatchNorm1d(1))
 
 
-def test_the_average_of_what_was_seen():
+def test_average_is_exponential_and_unbiased():
     model = made()
     average = WeightAverage(model, 0.75)
     for value in (1.0, 3.0, 7.0):
@@ -18,7 +18,7 @@ def test_the_average_of_what_was_seen():
             model[0].weight.fill_(value)
             model[1].running_mean.fill_(-value)
         average.move()
-    # The newest counts 1/4, the one before 3/16, the first 9/64, of 37/64 in all.
+    # Weights 1/4 for the newest, 3/16 and 9/64 for the others; their sum is 37/64.
     expected = (7 / 4 + 3 * 3 / 16 + 9 / 64) / (37 / 64)
     read = average.read()
     torch.testing.assert_close(read[0].weight, torch.full((1, 2), expected))
@@ -27,7 +27,7 @@ def test_the_average_of_what_was_seen():
     assert torch.equal(model[0].weight, torch.full((1, 2), 7.0))
 
 
-def test_weights_that_stand_still_are_their_own_average():
+def test_average_of_constant_weights_is_the_weights():
     model = made()
     average = WeightAverage(model, 0.999)
     for _ in range(3):
@@ -35,7 +35,7 @@ def test_weights_that_stand_still_are_their_own_average():
     torch.testing.assert_close(average.read()[0].weight, model[0].weight, rtol=1e-5, atol=0)
 
 
-def test_counters_are_the_live_models():
+def test_counters_are_copied_from_the_model():
     model = made()
     average = WeightAverage(model, 0.9)
     model(torch.rand(4, 2))
@@ -43,7 +43,7 @@ def test_counters_are_the_live_models():
     assert average.read()[1].num_batches_tracked == 1
 
 
-def test_it_goes_on_from_what_was_kept():
+def test_average_continues_from_saved_state():
     model = made()
     one, other = WeightAverage(model, 0.9), WeightAverage(model, 0.9)
     one.move()
@@ -55,7 +55,7 @@ def test_it_goes_on_from_what_was_kept():
     assert torch.equal(one.read()[0].weight, other.read()[0].weight)
 
 
-def test_a_weight_of_two_names_is_averaged_too():
+def test_tied_weight_is_averaged():
     model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
     model[1].weight = model[0].weight
     average = WeightAverage(model, 0.5)

@@ -1,4 +1,7 @@
-"""Every hand-written part runs, can be left out, and changes no result. By Triton's interpreter on a CPU."""
+"""Every hand-written part runs, can be left out, and changes no result.
+
+Triton's interpreter runs the kernels on a CPU.
+"""
 
 from __future__ import annotations
 
@@ -40,10 +43,10 @@ EXPECTED = {
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """A CPU on which `prepare` chooses as on a GPU: the kernels run by the interpreter, nothing is captured."""
+    """A CPU on which `prepare` chooses as on a GPU: Triton's interpreter runs the kernels, nothing is captured."""
     monkeypatch.setattr(select, "_on_cuda", lambda device: True)
     monkeypatch.setattr(torch, "compile", lambda module, **how: module)
-    # The interpreter cuts bf16 where a GPU rounds: more than the check of the fused operations allows.
+    # The interpreter truncates bf16 where a GPU rounds: more than the check of the fused operations allows.
     monkeypatch.setattr(select, "fused_mismatch", lambda *given, **how: "")
     found = {
         "kernels_for": attack_step,
@@ -85,7 +88,7 @@ def test_every_part_can_be_left_out(name, gpu):
     for part in EXPECTED[name]:
         less, their_backprops, their_loss = trained(model, without=(part,))
         missing = set(made.parts) - set(less.parts)
-        # What builds on a part goes with it.
+        # Parts that need this one are left out with it.
         assert part in missing <= {part, *NEEDS.get(part, ())}, (part, missing)
         assert (backprops != their_backprops).sum() <= 1 and loss == pytest.approx(their_loss, rel=0.05), part
 

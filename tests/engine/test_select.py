@@ -1,4 +1,4 @@
-"""Which path an engine takes, what it says about it, and that every path trains alike."""
+"""The path that an engine takes, the line that reports it, and that all paths train alike."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def prepared(model: nn.Module, **changes) -> engine.Engine:
     return engine.prepare(model, changes.pop("optimizer", optimizer), FAT().loss, **(given | changes))
 
 
-def test_off_without_cuda_with_one_line_of_why():
+def test_engine_is_plain_without_cuda():
     made = prepared(network(), half=True)
     assert isinstance(made.step, engine.PlainUpdate) and made.runner is None
     assert made.line == "engine: plain, fp32 (captured graphs and bf16 need CUDA)"
     assert prepared(network(), kind="plain").line == "engine: plain, fp32 (as asked)"
 
 
-def test_a_part_that_is_not_known():
+def test_unknown_part_is_a_user_error():
     with pytest.raises(UserError, match="manual"):
         prepared(network(), kind="fast", without=("by_magic",))
 
@@ -78,7 +78,7 @@ def trained(model: nn.Module, made: engine.Engine, steps: int = 6) -> list[torch
 
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_folded_trains_as_it_is(name, half):
+def test_unfoldable_model_trains_unfolded(name, half):
     build, why = REFUSED[name]
     model = build()
     made = prepared(model, kind="fast", half=half)
@@ -90,7 +90,7 @@ def test_what_cannot_be_folded_trains_as_it_is(name, half):
 
 
 class Refuses(Captured):
-    """A capture that fails after its warm-up, as one does whose work waits for the device."""
+    """A capture that fails after its warm-up, like work that waits for the device."""
 
     def __init__(self, work, pool, **given):
         super().__init__(work, None)
@@ -106,7 +106,7 @@ def refuse(monkeypatch, *modules: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*REFUSED, "a traced sync"])
-def test_what_cannot_be_captured_runs_uncaptured(name, monkeypatch):
+def test_uncapturable_model_runs_uncaptured(name, monkeypatch):
     build = REFUSED[name][0] if name in REFUSED else lambda: made(SyncsInGraph)
     expected = trained(twin := build(), prepared(twin, kind="plain"))
     refuse(monkeypatch, "select", "attack.runner", "update.step")
@@ -120,7 +120,7 @@ def test_what_cannot_be_captured_runs_uncaptured(name, monkeypatch):
 
 
 @pytest.mark.parametrize("module", ["attack.runner", "update.step"])
-def test_a_capture_that_fails_at_its_first_use_changes_the_line(module, monkeypatch, caplog):
+def test_late_capture_failure_is_logged_once(module, monkeypatch, caplog):
     """A rehearsal may succeed where a later capture has no memory."""
     model = made(Plainest)
     expected = trained(twin := made(Plainest), prepared(twin, kind="plain"))
@@ -140,7 +140,7 @@ def test_a_capture_that_fails_at_its_first_use_changes_the_line(module, monkeypa
     assert caplog.messages == [fast.line]  # once
 
 
-def test_an_attack_that_fails_to_compile_is_the_plain_one(monkeypatch):
+def test_attack_falls_back_to_plain_if_compilation_fails(monkeypatch):
     model = made(Plainest)
     fast = prepared(model, kind="fast")
 
@@ -154,8 +154,8 @@ def test_an_attack_that_fails_to_compile_is_the_plain_one(monkeypatch):
     assert "attack: plain (ValueError: no compiler)" in fast.line
 
 
-def test_the_next_path_is_taken_where_one_fails(monkeypatch):
-    """Fused operations that cannot be compiled, then a folded network that fails: the model itself is left."""
+def test_failed_path_falls_back_to_the_next(monkeypatch):
+    """Fused operations cannot be compiled, and the folded network fails: the model itself remains."""
     model, tried = made(Plainest), []
 
     def rehearse(path, *given):
@@ -168,8 +168,8 @@ def test_the_next_path_is_taken_where_one_fails(monkeypatch):
     assert "attack: the model itself (batch-norm folded fails: ValueError: no compiler), uncaptured (no CUDA)" in found
 
 
-def test_a_folded_network_that_is_not_the_model_is_not_used(monkeypatch):
-    """Real images are what it is checked on: this network differs from its trace on bright ones alone."""
+def test_folded_network_that_differs_from_the_model_is_not_used(monkeypatch):
+    """It is checked on real images: this network differs from its trace on bright images alone."""
 
     class Fickle(Plainest):
         bright = False
@@ -192,7 +192,7 @@ def test_a_folded_network_that_is_not_the_model_is_not_used(monkeypatch):
         (lambda p: torch.optim.SGD([{"params": [one]} for one in p], lr=0.1), "several parameter groups"),
     ],
 )
-def test_another_optimiser_takes_its_own_steps(optimizer, why):
+def test_other_optimisers_take_plain_steps(optimizer, why):
     model = made(Plainest)
     fast = prepared(model, kind="fast", half=True, optimizer=optimizer(model.parameters()))
     assert why in fast.line and "update: plain, fp32" in fast.line and fast.check_every == 1
@@ -201,16 +201,16 @@ def test_another_optimiser_takes_its_own_steps(optimizer, why):
     assert all(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 
-def test_kernels_that_fail_are_reported(monkeypatch):
-    """Batch-norm's, on a device on which they do not run; what runs instead is tested in test_amp_copy.py."""
+def test_failing_kernels_are_reported(monkeypatch):
+    """Batch-norm kernels, on a device without support; the fallback is tested in test_amp_copy.py."""
     broken = SimpleNamespace(takes=lambda x: True)  # and nothing else
     monkeypatch.setattr(select, "norms_for", lambda device: (broken, broken))
     line = prepared(made(Plainest), kind="fast", half=True).line
     assert "update: plain layers (batch-norm kernels fail on this device (AttributeError" in line
 
 
-def test_other_searches_get_the_engines_network():
-    """And a rehearsal of the update leaves no trace in it."""
+def test_other_searches_get_the_folded_network():
+    """A rehearsal of the update does not change it."""
     model = network()
     fast = prepared(model, kind="fast")
     x, y = images(model, 5)
@@ -226,7 +226,7 @@ def test_other_searches_get_the_engines_network():
 
 
 @pytest.mark.parametrize("objective", ["madry", "fat", "trades", "mart", "standard"])
-def test_a_run_by_the_fast_engine_is_the_plain_run(tmp_path, small, objective):
+def test_fast_run_equals_plain_run(tmp_path, small, objective):
     """On the CPU the engine runs uncaptured; folding and fp32 learning rates leave differences of rounding only."""
     config = replace(small, objective=OBJECTIVES[objective](), epochs=1, augment="none")
     for kind in ("plain", "fast"):
@@ -239,8 +239,8 @@ def test_a_run_by_the_fast_engine_is_the_plain_run(tmp_path, small, objective):
 
 
 @pytest.mark.parametrize("kind", ["plain", "fast"])
-def test_an_averaged_run(tmp_path, small, kind):
-    """The average is what is returned, judged and kept; a stop and a resume change nothing."""
+def test_averaged_weights_are_returned_validated_and_saved(tmp_path, small, kind):
+    """Stopping and resuming change nothing."""
     config = replace(small, ema=0.8, awp=parse("0,0.005@40%"))
     model = loop.train(config, tmp_path / "whole", engine=kind, tensorboard=False)
     steps = iter(range(100))
@@ -257,7 +257,7 @@ def test_an_averaged_run(tmp_path, small, kind):
     assert natural == run_folder.read_metrics(tmp_path / "whole")[-1]["natural"]
 
 
-def test_cudnn_tunes_inside_a_block_where_sizes_are_few():
+def test_cudnn_benchmarks_only_with_fixed_sizes():
     before = torch.backends.cudnn.benchmark
     for given, tunes in (({"kind": "fast"}, True), ({"kind": "fast", "fixed_sizes": False}, before), ({}, before)):
         with prepared(network(), **given).tuned():

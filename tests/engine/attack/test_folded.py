@@ -25,7 +25,7 @@ def images(dtype: torch.dtype = torch.float64) -> torch.Tensor:
     return torch.rand(4, 3, 16, 16, generator=torch.Generator().manual_seed(1), dtype=dtype)
 
 
-# Convolutions with a ReLU folded in, batch-norms that stand alone: a WRN normalises sums, which no convolution makes.
+# Convolutions with a ReLU folded in, and batch-norms that stand alone: a WRN normalises sums.
 NETWORKS = {"tiny_cnn": (3, 0), "small_cnn": (6, 0), "resnet18": (17, 0), "wrn-10-1": (3, 4), "wrn-16-2": (7, 6)}
 
 
@@ -43,25 +43,25 @@ def test_folding_keeps_function_and_gradient(name, kinds, fused):
     torch.testing.assert_close(*(torch.autograd.grad(z[:, 3].sum(), x)[0] for z in (one, other)), rtol=1e-9, atol=1e-12)
 
 
-def test_the_bias_of_a_shortcut_is_shared_and_the_last_layer_pools():
+def test_shortcut_bias_is_shared_and_last_layer_pools():
     network = fold(build("resnet18"), dtype=torch.float64, fused=True)
     pairs = network.shared_biases
     assert len(pairs) == 3 and all(other.bias_is_shared and not unit.bias_is_shared for unit, other in pairs)
     assert network.units[-1].pools
-    wide = fold(build("wrn-16-2"), dtype=torch.float64, fused=True)  # is compiled: the compiler sees to it
+    wide = fold(build("wrn-16-2"), dtype=torch.float64, fused=True)  # compiled: the compiler fuses the pooling
     assert not wide.units[-1].pools
     assert not fold(build("resnet18"), dtype=torch.float64, fused=False).shared_biases
 
 
-def test_what_two_layers_read_comes_twice():
+def test_output_with_two_readers_is_returned_twice():
     network = fold(build("resnet18"), dtype=torch.float64, fused=True)
-    # The stem and all residual blocks but the last: each is read by the next block's two ways.
+    # The stem and all residual blocks but the last: each is read by both branches of the next block.
     assert sum(unit.twice for unit in network.units if isinstance(unit, ConvUnit)) == 8
     assert not any(unit.twice for unit in fold(build("resnet18"), dtype=torch.float64, fused=False).units[:-1])
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_refresh_takes_over_what_training_changed(name):
+def test_refresh_copies_trained_weights(name):
     model, x = build(name), images()
     network = fold(model, dtype=torch.float64, fused=False)
     assert network is not None
@@ -75,7 +75,7 @@ def test_refresh_takes_over_what_training_changed(name):
         torch.testing.assert_close(network(x), model(x), rtol=1e-10, atol=1e-10)
 
 
-def test_folding_leaves_the_model_alone():
+def test_folding_leaves_the_model_unchanged():
     model = build("resnet18")
     before, keys = {k: v.clone() for k, v in model.state_dict().items()}, [n for n, _ in model.named_modules()]
     fold(model, dtype=torch.bfloat16, fused=False)
@@ -83,7 +83,7 @@ def test_folding_leaves_the_model_alone():
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
 
 
-def test_bf16_is_near_and_sees_pixels_at_16_bits():
+def test_bf16_is_close_and_keeps_16_bits_of_pixels():
     model, x = build("resnet18", torch.float32), images(torch.float32)
     network = fold(model, dtype=torch.bfloat16, fused=False)
     assert network is not None
@@ -91,14 +91,14 @@ def test_bf16_is_near_and_sees_pixels_at_16_bits():
         exact, near = model(x), network(x)
     assert near.dtype == torch.float32
     assert (near - exact).norm() / exact.norm() < 0.03
-    # Two pixels that bf16 alone cannot tell apart.
+    # Two pixel values that are equal in bf16.
     a, b = torch.full((1, 3, 16, 16), 0.9990), torch.full((1, 3, 16, 16), 0.9985)
     assert torch.equal(a.bfloat16(), b.bfloat16())
     first = next(unit for unit in network.units if isinstance(unit, ConvUnit))
     assert not torch.equal(first(a.contiguous()), first(b.contiguous()))
 
 
-def test_a_convolution_that_others_read_is_not_folded():
+def test_convolution_with_other_readers_is_not_folded():
     class Forked(nn.Module):
         def __init__(self):
             super().__init__()
@@ -136,7 +136,7 @@ class Odd(nn.Module):
 
 
 @pytest.mark.parametrize("model", [Fickle(), Odd()], ids=["control flow", "a layer not known"])
-def test_what_cannot_be_folded_is_refused(model):
+def test_unfoldable_models_are_refused(model):
     with pytest.raises(NotFolded):
         fold(model, dtype=torch.float32, fused=False)
 
@@ -153,14 +153,14 @@ class Bare(nn.Module):
 
 
 @pytest.mark.parametrize("weights", [False, True])
-def test_a_model_without_layers_is_folded(weights):
+def test_model_without_layers_is_folded(weights):
     x = torch.rand(2, 1, 3, 3)
     network = fold(Bare(weights), dtype=torch.float32, fused=False)
     assert network is not None and torch.equal(network(x), x.flatten(1)[:, :4])
 
 
-def test_the_attack_sees_eval_mode_while_the_model_trains():
-    """Dropout is off in the folded network, on in the model, and neither moves the other's mode."""
+def test_attack_uses_eval_mode_while_the_model_trains():
+    """Dropout is off in the folded network, on in the model, and neither changes the other's mode."""
 
     class Dropping(nn.Module):
         def __init__(self):
@@ -180,14 +180,14 @@ def test_the_attack_sees_eval_mode_while_the_model_trains():
     assert not torch.equal(model(x), model(x))
 
 
-def test_statistics_without_weights_are_refused():
+def test_batch_norm_without_weights_is_refused():
     model = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(9, affine=False), nn.Linear(9, 3))
     with pytest.raises(NotFolded):
         fold(model, dtype=torch.float32, fused=False)
 
 
 class Shared(nn.Module):
-    """One batch-norm in two places: behind a convolution, and alone."""
+    """One batch-norm in two places: after a convolution, and alone."""
 
     def __init__(self):
         super().__init__()
@@ -199,12 +199,12 @@ class Shared(nn.Module):
         return self.dense(self.norm(h + self.two(h)).mean((2, 3)))
 
 
-def test_a_batch_norm_that_stands_in_two_places():
+def test_batch_norm_used_in_two_places():
     model = with_statistics(Shared()).double().train()
     before = model.norm.running_mean.clone()
     network = fold(model, dtype=torch.float64, fused=False)
     x = images()
-    assert model.norm.training  # nobody's mode is touched
+    assert model.norm.training  # the mode is unchanged
     found = network(x)
     assert torch.equal(model.norm.running_mean, before)
     torch.testing.assert_close(found, model.eval()(x))
@@ -212,7 +212,7 @@ def test_a_batch_norm_that_stands_in_two_places():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ["resnet18", "wrn-16-2"])
-def test_fused_operations_are_tried_before_they_are_trusted(name, dtype, monkeypatch):
+def test_faulty_fused_operations_are_detected(name, dtype, monkeypatch):
     model, x = build(name, torch.float32), images(torch.float32)
     fused = fold(model, dtype=dtype, fused=True)
     assert not fused_mismatch(fused, model, x)
@@ -229,8 +229,8 @@ def test_fused_operations_are_tried_before_they_are_trusted(name, dtype, monkeyp
         assert fused_mismatch(fused, model, x)
 
 
-def test_a_deep_network_with_normalisation_is_held_against_its_own_precision():
-    """bf16 turns its gradient by more than 0.02 of a cosine, fused or not."""
+def test_deep_normalised_network_passes_in_bf16():
+    """It is compared with its own unfused bf16 version: bf16 alone turns the gradient by over 0.02 of a cosine."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         normalize = ([0.49, 0.48, 0.45], [0.25, 0.24, 0.26])
@@ -242,25 +242,25 @@ def test_a_deep_network_with_normalisation_is_held_against_its_own_precision():
     assert fused.dtype == torch.bfloat16 and not fused_mismatch(fused, model, x)
 
 
-def test_a_fault_in_the_backward_pass_alone_is_seen(monkeypatch):
+def test_fault_in_the_backward_pass_is_detected(monkeypatch):
     model, x = build("resnet18", torch.float32), images(torch.float32)
     network = fold(model, dtype=torch.bfloat16, fused=True)
     monkeypatch.setattr(
         fused_operations, "_relu_back", lambda *gradients, y, among=None: gradients[0]
-    )  # forgets the mask and a sum
+    )  # without the mask and the sum
     assert fused_mismatch(network, model, x)
 
 
-def test_a_fault_at_many_images_alone_is_seen(monkeypatch):
+def test_fault_at_large_batches_is_detected(monkeypatch):
     model, x = build("wrn-16-2", torch.float32), images(torch.float32)
     network = fold(model, dtype=torch.float32, fused=True)
     units = importlib.import_module("sparring.engine.folded_layers")
-    really = units.conv_relu
+    original = units.conv_relu
 
     def small(x, *args, **kwargs):
         if len(x) > 8:
             raise RuntimeError("out of resources: shared memory")
-        return really(x, *args, **kwargs)
+        return original(x, *args, **kwargs)
 
     monkeypatch.setattr(units, "conv_relu", small)
     assert not fused_mismatch(network, model, x[:8]) and fused_mismatch(network, model, x[:8], sizes=(4, 16))

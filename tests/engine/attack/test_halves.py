@@ -1,4 +1,7 @@
-"""A step in two halves: all look, and only those that go on compute a gradient. By Triton's interpreter on a CPU."""
+"""A step in two halves: all images are checked, and only those that go on get a gradient.
+
+Triton's interpreter runs the kernels on a CPU.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ def image(draw, *shape, dtype=torch.float16):
 
 
 @pytest.mark.parametrize("two", [False, True])
-def test_a_relu_back_for_some(two):
+def test_relu_backward_for_a_subset(two):
     draw = torch.Generator().manual_seed(0)
     y, first, second = (image(draw, images, 3, 40, 9) for images in (5, 3, 3))
     ours = pointwise.relu_back(first, second if two else None, y, AMONG)
@@ -41,16 +44,16 @@ def test_a_relu_back_for_some(two):
 
 
 @pytest.mark.parametrize("masked", [False, True])
-def test_pooling_back_for_some(masked, monkeypatch):
+def test_pooling_backward_for_a_subset(masked, monkeypatch):
     draw = torch.Generator().manual_seed(0)
-    h, weight, slope = image(draw, 5, 20, 3, 3, dtype=torch.bfloat16), torch.randn(7, 20), torch.randn(5, 7)
-    whole = pooling.pool_dense_back(slope[AMONG], weight, h[AMONG], masked=masked)
-    assert torch.equal(pooling.pool_dense_back(slope, weight, h, masked=masked, among=AMONG), whole)
-    plain = fused_ops.pool_back(slope, weight, h, masked=masked, among=AMONG)
+    h, weight, output_gradient = image(draw, 5, 20, 3, 3, dtype=torch.bfloat16), torch.randn(7, 20), torch.randn(5, 7)
+    whole = pooling.pool_dense_back(output_gradient[AMONG], weight, h[AMONG], masked=masked)
+    assert torch.equal(pooling.pool_dense_back(output_gradient, weight, h, masked=masked, among=AMONG), whole)
+    plain = fused_ops.pool_back(output_gradient, weight, h, masked=masked, among=AMONG)
     assert torch.allclose(plain.float(), whole.float(), rtol=2**-6) and plain.shape == whole.shape
 
 
-def test_maxima_back_for_some():
+def test_max_pooling_backward_for_a_subset():
     draw = torch.Generator().manual_seed(0)
     y, g = image(draw, 5, 3, 6, 4), image(draw, 3, 3, 3, 2)
     assert torch.equal(pooling.max_pool_back(g, y, AMONG), pooling.max_pool_back(g, y[AMONG]))
@@ -58,7 +61,7 @@ def test_maxima_back_for_some():
 
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("split", [1, 3])
-def test_a_convolution_back_for_some(stride, split):
+def test_convolution_backward_for_a_subset(stride, split):
     draw = torch.Generator().manual_seed(0)
     g, weight = image(draw, 3, 64, 8 // stride, 8 // stride), image(draw, 64, 64, 3, 3) / 16
     y, z = image(draw, 5, 64, 8, 8), image(draw, 3, 64, 8, 8)
@@ -68,7 +71,7 @@ def test_a_convolution_back_for_some(stride, split):
     assert whole.any() and not whole.all()
 
 
-def test_cudnn_back_for_some():
+def test_cudnn_backward_for_a_subset():
     draw = torch.Generator().manual_seed(0)
     g, weight, other = (
         image(draw, *shape, dtype=torch.float32) for shape in ((3, 8, 6, 6), (8, 4, 3, 3), (3, 4, 6, 6))
@@ -81,19 +84,19 @@ def test_cudnn_back_for_some():
 
 @pytest.mark.parametrize("name", ["residual", "small_cnn"])
 @pytest.mark.parametrize("cudnn", [False, True])
-def test_a_network_back_for_some(folded, name, cudnn, monkeypatch):
+def test_network_backward_for_a_subset(folded, name, cudnn, monkeypatch):
     monkeypatch.setattr(conv, "cudnn_is_faster", lambda *given, **more: cudnn)
     ours, _ = folded(Residual() if name == "residual" else build("small_cnn", num_classes=10, size=(8, 8)))
     draw = torch.Generator().manual_seed(0)
-    x, slope = torch.rand(5, 3, 8, 8, generator=draw), torch.randn(5, 10, generator=draw)
+    x, output_gradient = torch.rand(5, 3, 8, 8, generator=draw), torch.randn(5, 10, generator=draw)
     _, values = ours.manual.forward(x, torch.arange(5))
     among = torch.tensor([3, 0, 4], dtype=torch.int32)
-    some, whole = ours.manual.back(slope, values, among), ours.manual.back(slope, values)[among]
+    some, whole = ours.manual.back(output_gradient, values, among), ours.manual.back(output_gradient, values)[among]
     assert some.shape == whole.shape and whole.any()
     assert torch.allclose(some, whole, rtol=1e-4, atol=1e-6 * float(whole.abs().max()))
 
 
-def test_two_halves_are_a_step(folded):
+def test_two_halves_equal_one_step(folded):
     ours, _ = folded(OneBlock())
     draw = torch.Generator().manual_seed(1)
     x = torch.rand(5, 3, 8, 8, generator=draw)
@@ -120,14 +123,14 @@ def test_two_halves_are_a_step(folded):
 
 
 class OneHidden:
-    """A network of one hidden layer, both ways, in torch."""
+    """A network of one hidden layer in torch, with a hand-written backward pass."""
 
     def __init__(self, seed):
         draw = torch.Generator().manual_seed(seed)
         self.inner = torch.randn(HIDDEN, PIXELS, generator=draw)
         self.outer = torch.randn(CLASSES, HIDDEN, generator=draw)
         self.manual = self
-        self.looked = []  # how many came back from a look at how many
+        self.checked = []  # (images checked, images that went on)
 
     def __call__(self, x):
         return torch.relu(x.flatten(1) @ self.inner.T - 0.5) @ self.outer.T
@@ -139,12 +142,12 @@ class OneHidden:
         hidden = torch.relu(x[rows].flatten(1) @ self.inner.T - 0.5)
         return hidden @ self.outer.T, [hidden]
 
-    def back(self, slope, values, among=None):
+    def back(self, output_gradient, values, among=None):
         (hidden,) = values
         if among is not None:
-            self.looked.append((len(slope), len(among)))
-            slope, hidden = slope[among], hidden[among]
-        return (slope @ self.outer * (hidden > 0)) @ self.inner
+            self.checked.append((len(output_gradient), len(among)))
+            output_gradient, hidden = output_gradient[among], hidden[among]
+        return (output_gradient @ self.outer * (hidden > 0)) @ self.inner
 
     def to_pixels(self, gradient):
         return gradient.reshape(-1, *SHAPE)
@@ -167,7 +170,7 @@ class OneHidden:
     every=st.integers(1, 5),
     loss=st.sampled_from(["ce", "kl"]),
 )
-def test_a_whole_attack_in_which_all_look_before_some_go(seed, count, tau, every, loss):
+def test_attack_checks_all_before_some_go_on(seed, count, tau, every, loss):
     network = OneHidden(seed)
     draw = torch.Generator().manual_seed(seed)
     x = torch.rand(count, *SHAPE, generator=draw)
@@ -176,37 +179,37 @@ def test_a_whole_attack_in_which_all_look_before_some_go(seed, count, tau, every
     attack = CapturedAttack(network, 9, SHAPE, CLASSES, device=CPU, every=every, kernels=attack_step)
     pgd = KTauPGD(eps=0.2, step_size=0.04, steps=5, tau=tau, loss=loss, start="uniform", noise=0.01)
     for again in range(2):
-        network.looked.clear()
+        network.checked.clear()
         ours = attack(pgd, x, y, torch.Generator().manual_seed(again))
         plain = pgd(network, x, y, torch.Generator().manual_seed(again))
         assert torch.equal(ours.backprops, plain.backprops)
         assert torch.allclose(ours.x_adv, plain.x_adv, rtol=0, atol=1e-6)
         went_on = int((plain.backprops > tau).sum())
-        looks = tau < 5 and fitting(attack.sizes, count) == 9 and went_on > 0
-        assert network.looked == ([(9, fitting(attack.sizes, went_on))] if looks else [])
+        checks = tau < 5 and fitting(attack.sizes, count) == 9 and went_on > 0
+        assert network.checked == ([(9, fitting(attack.sizes, went_on))] if checks else [])
 
 
-def test_halves_are_made_when_somebody_may_stop(monkeypatch):
-    """Plain PGD, which is tau >= K, does without them; they may come later, and change no attack."""
+def test_halves_are_captured_once_an_image_may_stop(monkeypatch):
+    """Plain PGD (tau >= K) needs none; captured later, they change no attack."""
     monkeypatch.setattr("sparring.engine.attack.runner.Captured", Warm)
     network = OneHidden(3)
     draw = torch.Generator().manual_seed(3)
     x = torch.rand(9, *SHAPE, generator=draw)
     y = network(x).argmax(dim=1)
     attack = CapturedAttack(network, 9, SHAPE, CLASSES, device=CPU, every=3, kernels=attack_step)
-    looks = []
+    checks = []
     for tau, halved in ((4, False), (5, False), (1, True), (4, True), (0, True)):
         pgd = KTauPGD(eps=0.2, step_size=0.04, steps=4, tau=tau, loss="ce", start=None)
         ours, plain = attack(pgd, x, y, torch.Generator()), pgd(network, x, y, torch.Generator())
         assert torch.equal(ours.backprops, plain.backprops) and torch.allclose(ours.x_adv, plain.x_adv, atol=1e-6)
         (made,) = attack.made.values()
         assert (made.check is not None) == halved == bool(made.go)
-        assert made.taken == int(made.active.serial)  # warm-ups were steps, too
-        looks.append(made.check)
-    assert looks[2] is looks[3] is looks[4]  # made once
+        assert made.taken == int(made.active.serial)  # warm-ups count as steps
+        checks.append(made.check)
+    assert checks[2] is checks[3] is checks[4]  # captured once
 
 
-def test_only_what_the_passes_take_goes_by_hand():
+def test_manual_network_is_used_only_where_it_fits():
     network = OneHidden(0)
     how = {"steps": 2, "inner": "ce", "noise": False, "project": True, "device": CPU}
     assert ActiveSet(2, SHAPE, CLASSES, kernels=attack_step, **how).manual(network) is network

@@ -1,4 +1,4 @@
-"""A network by replayed passes is the network: answers, gradients, and callers who ask in between."""
+"""A replayed network returns the logits and gradients of the network, also for interleaved calls."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PIXELS, CLASSES = (2, 2, 2), 3
 
 
 class Double:
-    """ManualChain of a network of one product and one square, by plain operations; counts what it is asked."""
+    """ManualChain of a network of one product and one square, in plain operations; records the sizes of its calls."""
 
     def __init__(self, weight):
         self.weight, self.sizes, self.fixed, self.most = weight, [], {}, 100
@@ -22,7 +22,7 @@ class Double:
         return x.dtype == torch.float32 and (images or len(x)) <= self.most
 
     def place(self, name, value):
-        """As a captured graph does it: every answer in the same memory as the one before."""
+        """Write into the same memory at every call, as a captured graph does."""
         return self.fixed.setdefault((name, value.shape), torch.empty_like(value)).copy_(value)
 
     def forward(self, x, rows):
@@ -30,8 +30,8 @@ class Double:
         h = self.place("h", x[rows].flatten(1) @ self.weight)
         return self.place("logits", h.square()), [h]
 
-    def back(self, slope, values):
-        return 2 * values[0] * slope
+    def back(self, output_gradient, values):
+        return 2 * values[0] * output_gradient
 
     def to_pixels(self, gradient):
         return self.place("pixels", (gradient @ self.weight.T).reshape(-1, *PIXELS))
@@ -56,46 +56,48 @@ def images(count, seed):
     return torch.rand(count, *PIXELS, generator=torch.Generator().manual_seed(seed))
 
 
-def test_answers_and_gradients_of_sizes_that_come_often(network):
+def test_frequent_sizes_are_replayed_exactly(network):
     replayed = Replayed(network, sizes=(2, 4, 8))
     for seed, count in enumerate([3, 4, 3, 3, 4, 1, 8, 3, 2]):
         ours, theirs = (images(count, seed).requires_grad_() for _ in range(2))
         logits, expected = replayed(ours), network(theirs)
         assert torch.allclose(logits, expected)
-        slope = torch.randn(count, CLASSES, generator=torch.Generator().manual_seed(seed))
-        gradient, wanted = (torch.autograd.grad(out, x, slope)[0] for out, x in ((logits, ours), (expected, theirs)))
+        output_gradient = torch.randn(count, CLASSES, generator=torch.Generator().manual_seed(seed))
+        gradient, wanted = (
+            torch.autograd.grad(out, x, output_gradient)[0] for out, x in ((logits, ours), (expected, theirs))
+        )
         assert torch.allclose(gradient, wanted, atol=1e-6)
-    assert set(replayed.made) == {(4, *PIXELS)}  # 2 and 8 came too seldom
+    assert set(replayed.made) == {(4, *PIXELS)}  # 2 and 8 are too rare
     assert set(network.manual.sizes) == {4}
     assert set(network.seen) <= {1, 2, 3, 4, 8}
 
 
-def test_images_are_filled_up_before_a_capture_too(network):
+def test_batches_are_padded_before_a_capture_too(network):
     Replayed(network, sizes=(4,))(images(3, 0))
-    assert network.seen == [4]  # so that a capture changes no bit
+    assert network.seen == [4]  # so that a capture changes no bit of the result
 
 
-def test_few_captures_are_kept(network):
+def test_only_recent_captures_are_kept(network):
     replayed = Replayed(network, sizes=tuple(range(1, 9)))
     for count in (1, 2, 3, 4, 1, 5, 6):
         for seed in range(3):
             x = images(count, seed)
             assert torch.allclose(replayed(x), network(x))
-    assert [shape[0] for shape in replayed.made] == [4, 1, 5, 6]  # the last used
+    assert [shape[0] for shape in replayed.made] == [4, 1, 5, 6]  # the most recently used
 
 
-def test_sizes_that_alternate_are_not_captured_at_every_call(network, monkeypatch):
-    really, captures = replay._Pair, []
-    monkeypatch.setattr(replay, "_Pair", lambda *given: captures.append(given[1][0]) or really(*given))
+def test_alternating_sizes_are_not_captured_at_every_call(network, monkeypatch):
+    original, captures = replay._Pair, []
+    monkeypatch.setattr(replay, "_Pair", lambda *given: captures.append(given[1][0]) or original(*given))
     replayed = Replayed(network, sizes=tuple(range(1, 9)))
     for _ in range(20):
         for count in (1, 2, 3, 4, 5):
             replayed(images(count, 0))
-    assert len(captures) <= 100 / 3  # patience is asked for anew
+    assert len(captures) <= 100 / 3  # every new capture needs three calls again
 
 
-def test_what_is_filled_up_must_fit_too(network):
-    """Seven images fit, the eight that they are filled up to do not."""
+def test_padded_batch_must_fit_too(network):
+    """Seven images fit, the eight that they are padded to do not."""
     network.manual.most = 7
     replayed = Replayed(network, sizes=(4, 8))
     for _ in range(4):
@@ -103,7 +105,7 @@ def test_what_is_filled_up_must_fit_too(network):
     assert not replayed.made and network.seen == [7] * 4
 
 
-def test_without_memory_it_goes_on(network, monkeypatch):
+def test_out_of_memory_falls_back_to_the_network(network, monkeypatch):
     def none(*given):
         raise torch.OutOfMemoryError
 
@@ -114,7 +116,7 @@ def test_without_memory_it_goes_on(network, monkeypatch):
     assert not replayed.made
 
 
-def test_what_it_forgets_it_captures_anew(network):
+def test_forget_drops_captures(network):
     replayed = Replayed(network, sizes=(4,))
     for seed in range(3):
         replayed(images(4, seed))
@@ -126,7 +128,7 @@ def test_what_it_forgets_it_captures_anew(network):
     assert replayed.made
 
 
-def test_gradients_are_the_caller_s_own(network):
+def test_gradients_are_not_overwritten(network):
     replayed = Replayed(network, sizes=(4,))
     for seed in range(3):
         replayed(images(4, seed))
@@ -136,7 +138,7 @@ def test_gradients_are_the_caller_s_own(network):
     assert all(torch.allclose(one, two, atol=1e-6) for one, two in zip(ours, theirs, strict=True))
 
 
-def test_who_asks_in_between_spoils_nothing(network):
+def test_interleaved_calls_are_independent(network):
     replayed = Replayed(network, sizes=(4,))
     for seed in range(3):
         replayed(images(4, seed))
@@ -144,13 +146,13 @@ def test_who_asks_in_between_spoils_nothing(network):
     logits = replayed(first)
     kept = logits.detach().clone()
     replayed(second)
-    assert torch.equal(logits, kept)  # an answer is the caller's own
+    assert torch.equal(logits, kept)  # logits are not overwritten
     (gradient,) = torch.autograd.grad(logits.sum(), first)
     (wanted,) = torch.autograd.grad(network(first).sum(), first)
     assert torch.allclose(gradient, wanted, atol=1e-6)
 
 
-def test_what_the_passes_do_not_take_goes_to_the_network(network):
+def test_unsupported_inputs_go_to_the_network(network):
     replayed = Replayed(network, sizes=(4,))
     for x in (images(5, 0), images(2, 0).double(), images(0, 0)):
         for _ in range(4):

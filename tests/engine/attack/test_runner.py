@@ -1,4 +1,4 @@
-"""The engine's attack is the plain attack: same data, same counts, whatever the buckets."""
+"""The engine's attack equals the plain attack: same data, same counts, for all bucket sizes."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ def test_equals_the_plain_attack(tau, loss, start, noise, project):
 
 
 @pytest.mark.parametrize("loss", ["ce", "kl"])
-def test_a_step_in_parts_is_the_same_step(loss):
+def test_split_step_equals_the_whole_step(loss):
     model = network()
     x, y = images(model, 24)
-    parted = SplitBatch(model, CPU, {24: (15, 9), 20: (13, 7), 16: (3, 3, 10), 12: (7, 5), 8: (5, 3)})
-    attack = CapturedAttack(parted, 24, (1, 6, 6), 4, device=CPU, dtype=torch.float64, every=4)
+    split = SplitBatch(model, CPU, {24: (15, 9), 20: (13, 7), 16: (3, 3, 10), 12: (7, 5), 8: (5, 3)})
+    attack = CapturedAttack(split, 24, (1, 6, 6), 4, device=CPU, dtype=torch.float64, every=4)
     seen: list[int] = []
     hook = model.register_forward_pre_hook(lambda module, given: seen.append(len(given[0])))
     both(model, attack, x, y, loss=loss, eps=0.5, step_size=0.1)
     hook.remove()
-    assert sum(set(cut) <= set(seen) for cut in parted.cuts.values()) > 1
+    assert sum(set(cut) <= set(seen) for cut in split.cuts.values()) > 1
 
 
 @settings(max_examples=40, deadline=None)
@@ -63,11 +63,11 @@ def test_a_step_in_parts_is_the_same_step(loss):
     tau=st.integers(0, 6),
     size=st.floats(0.001, 0.1),
 )
-def test_random_stop_patterns_partial_batches_and_buckets(seed, capacity, share, every, tau, size):
+def test_equals_the_plain_attack_for_random_sizes_and_buckets(seed, capacity, share, every, tau, size):
     model = network(seed=seed)
     attack = CapturedAttack(model, capacity, (1, 6, 6), 4, device=CPU, dtype=torch.float64, every=every)
     count = max(1, int(share * capacity))
-    for batch in range(2):  # the second finds the buffers as the first left them
+    for batch in range(2):  # the second batch reuses the buffers of the first
         x, y = images(model, count, seed=seed + batch)
         both(model, attack, x, y, seed=seed, tau=tau, step_size=size, steps=6, noise=0.002)
         count = capacity
@@ -75,7 +75,7 @@ def test_random_stop_patterns_partial_batches_and_buckets(seed, capacity, share,
 
 @pytest.mark.parametrize("tau", [0, 8])
 def test_every_step_is_counted(tau):
-    """What the host has launched and what the device has done: a report is told from an older one by it."""
+    """The host's and the device's counts agree: a report is matched to its step by this number."""
     model = network()
     x, y = images(model, 12)
     attack = CapturedAttack(model, 12, (1, 6, 6), 4, device=CPU, dtype=torch.float64)
@@ -85,28 +85,28 @@ def test_every_step_is_counted(tau):
         assert pgd.taken == int(pgd.active.serial)
 
 
-def test_an_old_report_is_not_taken_for_the_new_one(monkeypatch):
-    """A GPU reports when it gets there: what is read before is the step before."""
+def test_stale_report_is_ignored(monkeypatch):
+    """A GPU reports asynchronously: an early read returns the previous step."""
     model = network()
     x, y = images(model, 24)
     attack = CapturedAttack(model, 24, (1, 6, 6), 4, device=CPU, dtype=torch.float64, every=4)
     both(model, attack, x, y)
     (pgd,) = attack.made.values()
-    now, late = pgd.active.read, []
+    read_now, late = pgd.active.read, []
 
     def read():
         if not late:
-            serial, _ = now()
+            serial, _ = read_now()
             late.append(serial)
-            return serial - 1, 0  # as if nobody went on
+            return serial - 1, 0  # as if all images had stopped
         late.clear()
-        return now()
+        return read_now()
 
     monkeypatch.setattr(pgd.active, "read", read)
     assert both(model, attack, x, y).backprops.max() > 1
 
 
-def test_no_step_is_launched_for_nobody():
+def test_no_step_is_launched_once_all_images_stopped():
     model = network()
     x, _ = images(model, 12)
     with torch.no_grad():

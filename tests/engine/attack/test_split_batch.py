@@ -1,4 +1,4 @@
-"""Parts side by side are the whole."""
+"""A batch split into parallel parts gives the result of the whole batch."""
 
 from __future__ import annotations
 
@@ -11,41 +11,41 @@ from tests.engine.streams import Streams
 
 
 @pytest.mark.parametrize("count", [5, 6, 8])
-def test_parts_are_the_whole(count):
+def test_split_batch_equals_the_whole_batch(count):
     torch.manual_seed(0)
     network = nn.Sequential(nn.Flatten(), nn.Linear(12, 7), nn.Tanh(), nn.Linear(7, 3)).double()
     seen = []
     network.register_forward_pre_hook(lambda module, given: seen.append(len(given[0])))
-    parted = SplitBatch(network, torch.device("cpu"), {6: (4, 2), 8: (4, 2, 2)})
-    x, slope = torch.rand(count, 3, 2, 2).double(), torch.randn(count, 3).double()
-    with torch.no_grad():  # as whoever calls it may have it
-        logits, back = parted.ahead(x)
-    assert tuple(seen) == parted.cuts.get(count, (count,))
-    expected, way = ahead(network, x)
+    split = SplitBatch(network, torch.device("cpu"), {6: (4, 2), 8: (4, 2, 2)})
+    x, output_gradient = torch.rand(count, 3, 2, 2).double(), torch.randn(count, 3).double()
+    with torch.no_grad():  # the caller may have disabled gradients
+        logits, back = split.ahead(x)
+    assert tuple(seen) == split.cuts.get(count, (count,))
+    expected, whole_back = ahead(network, x)
     assert torch.allclose(logits, expected) and not logits.requires_grad
     point = x.clone().requires_grad_()
-    gradient = back(slope)
-    assert torch.allclose(gradient, way(slope))
-    assert torch.allclose(gradient, torch.autograd.grad(network(point), point, slope)[0])
-    assert torch.allclose(parted(x), expected)
+    gradient = back(output_gradient)
+    assert torch.allclose(gradient, whole_back(output_gradient))
+    assert torch.allclose(gradient, torch.autograd.grad(network(point), point, output_gradient)[0])
+    assert torch.allclose(split(x), expected)
 
 
-def test_parts_have_streams_of_their_own_once_they_are_tuned(monkeypatch):
+def test_parts_use_their_own_streams_after_tuning(monkeypatch):
     streams = Streams(monkeypatch)
 
     def network(x):
-        streams.say(f"{len(x)} images")
+        streams.record(f"{len(x)} images")
         return x.flatten(1)[:, :3].clone()
 
-    parted = SplitBatch(network, torch.device("cpu"), {6: (4, 2)})
-    parted.streams = [streams.make("second")]
-    x, slope = torch.rand(6, 3, 2, 2), torch.randn(6, 3)
-    _, back = parted.ahead(x)
+    split = SplitBatch(network, torch.device("cpu"), {6: (4, 2)})
+    split.streams = [streams.make("second")]
+    x, output_gradient = torch.rand(6, 3, 2, 2), torch.randn(6, 3)
+    _, back = split.ahead(x)
     assert streams.take() == ["main: 4 images", "main: 2 images"]  # cuDNN tunes
-    back(slope)
+    back(output_gradient)
     assert streams.take() == []
-    _, back = parted.ahead(x)
+    _, back = split.ahead(x)
     side_by_side = ["second waits for main", "main: 4 images", "second: 2 images", "main waits for second"]
     assert streams.take() == side_by_side
-    back(slope)
+    back(output_gradient)
     assert streams.take() == [side_by_side[0], side_by_side[-1]]

@@ -1,4 +1,7 @@
-"""A wide ResNet by hand is itself: forward, back, for some of its images, in whole attacks. By Triton's interpreter."""
+"""The hand-written passes of a wide ResNet equal autograd: forward, backward, for subsets, in whole attacks.
+
+Triton's interpreter runs the kernels on a CPU.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from torch import nn
 
 pytest.importorskip("triton", reason="the kernels need Triton, which pip install -e '.[dev]' brings on Linux")
 if torch.cuda.is_available():
-    pytest.skip("for the interpreter; on CUDA run benchmarks/gpu_engine_check.py", allow_module_level=True)
+    pytest.skip("for the interpreter; on CUDA run benchmarks/check_engine.py", allow_module_level=True)
 
 from sparring.engine.attack.folded import fold, fused_mismatch
 from sparring.engine.attack.runner import CapturedAttack
@@ -24,12 +27,12 @@ from sparring.models import build
 from sparring.objectives import KTauPGD
 
 CPU = torch.device("cpu")
-SIDES = dict.fromkeys(("stretched", "shortcut stride"), (2, 2))  # 2x2 and 1x1 are added by stretching
+SIDES = dict.fromkeys(("broadcast", "shortcut stride"), (2, 2))  # 2x2 and 1x1 are added by broadcasting
 
 
 @pytest.fixture
 def both(monkeypatch):
-    """A network folded twice: by hand, and by autograd."""
+    """A network folded twice: with hand-written passes, and with autograd."""
 
     def make(model, dtype=torch.float32):
         torch.manual_seed(0)
@@ -54,56 +57,56 @@ def close(ours, theirs):
 
 
 @pytest.mark.parametrize("name", ["wrn-16-2", "wrn-10-1"])  # without a shortcut, the first batch-norm stands alone
-def test_both_ways(both, name):
+def test_forward_and_backward_equal_autograd(both, name):
     model = build(name, num_classes=10)
     ours, plain = both(model)
     assert isinstance(ours.manual, ManualWideResNet)
-    with torch.no_grad():  # an update: all weights are taken over anew
+    with torch.no_grad():  # an update, which refresh has to copy
         for parameter in model.parameters():
             parameter.mul_(1.1)
     draw = torch.Generator().manual_seed(0)
-    x, slope = torch.rand(5, 3, 8, 8, generator=draw), torch.randn(5, 10, generator=draw)
+    x, output_gradient = torch.rand(5, 3, 8, 8, generator=draw), torch.randn(5, 10, generator=draw)
     found = []
     for network in (ours, plain):
         network.refresh()
         point = x.clone().requires_grad_()
         logits = network(point)
-        found.append((logits.detach(), torch.autograd.grad(logits, point, slope)[0]))
+        found.append((logits.detach(), torch.autograd.grad(logits, point, output_gradient)[0]))
     (logits, gradient), (expected, their_gradient) = found
     assert close(logits, expected) and close(gradient, their_gradient)
     among = torch.tensor([3, 0, 4], dtype=torch.int32)
     rows = torch.tensor([4, 3, 2, 1, 0])
     logits, values = ours.manual.forward(x, rows)
     assert close(logits, expected[rows])
-    some = ours.manual.to_pixels(ours.manual.back(slope[rows], values, among))
+    some = ours.manual.to_pixels(ours.manual.back(output_gradient[rows], values, among))
     assert close(some, their_gradient[rows][among])
 
 
-def test_both_ways_in_bf16(both):
-    """As on a GPU: pixels come as two numbers each, sums are rounded as autograd rounds them."""
+def test_forward_and_backward_in_bf16(both):
+    """As on a GPU: every pixel is split in two numbers, sums are rounded as autograd rounds them."""
     ours, plain = both(build("wrn-10-2", num_classes=10), torch.bfloat16)
     draw = torch.Generator().manual_seed(0)
-    x, slope = torch.rand(4, 3, 8, 8, generator=draw), torch.randn(4, 10, generator=draw)
+    x, output_gradient = torch.rand(4, 3, 8, 8, generator=draw), torch.randn(4, 10, generator=draw)
     assert ours.manual.stem.split and ours.manual.takes(x) and not ours.manual.takes(torch.rand(4, 8, 8, 8))
     found = []
     for network in (ours, plain):
         point = x.clone().requires_grad_()
         logits = network(point)
-        found.append((logits.detach(), torch.autograd.grad(logits, point, slope)[0]))
+        found.append((logits.detach(), torch.autograd.grad(logits, point, output_gradient)[0]))
     (logits, gradient), (expected, their_gradient) = found
     assert logits.dtype == torch.float32 and gradient.shape == x.shape
     assert (logits - expected).norm() < 0.01 * expected.norm()
     assert (gradient - their_gradient).norm() < 0.1 * their_gradient.norm()
 
 
-def test_a_sum_is_rounded_before_it_is_scaled():
-    """As where it is written down in between: what a shortcut brings is the same number for both who read it."""
+def test_sum_is_rounded_before_scaling():
+    """As if it were stored in between: both readers of a shortcut get the same number."""
     first, second = (torch.full((1, 1, 1, 1), value, dtype=torch.bfloat16) for value in (256.0, 1.0))
     scale, shift = (torch.full((1,), value, dtype=torch.bfloat16) for value in (1.0, -255.0))
     assert float(pointwise.norm_relu(first, second, scale, shift)) == 1.0  # 257 is 256 in bf16
 
 
-def test_what_it_takes(both):
+def test_supported_inputs(both):
     ours, plain = both(build("wrn-10-1", num_classes=10))
     assert ours.manual.takes(torch.empty(2, 3, 9, 7)) and not ours.manual.takes(torch.empty(2, 1, 8, 8))
     assert not ours.manual.takes(torch.empty(2, 3, 8, 8).double()) and not ours.manual.takes(torch.empty(3, 8, 8))
@@ -111,24 +114,24 @@ def test_what_it_takes(both):
         assert close(ours(odd), plain(odd)) if len(odd) else ours(odd).shape == (0, 10)
 
 
-def test_a_fault_in_the_way_back_of_some_is_seen(both, monkeypatch):
+def test_fault_in_the_backward_pass_of_a_subset_is_detected(both, monkeypatch):
     model = build("wrn-10-1", num_classes=10)
     ours, _ = both(model)
     x = torch.rand(3, 3, 8, 8, generator=torch.Generator().manual_seed(0))
     assert not fused_mismatch(ours, model.eval(), x)
-    really = pointwise.norm_relu_back
+    original = pointwise.norm_relu_back
 
     def fails(*given, among=None, **more):
         if among is not None:
             raise RuntimeError("out of resources")
-        return really(*given, **more)
+        return original(*given, **more)
 
     monkeypatch.setattr(pointwise, "norm_relu_back", fails)
     assert fused_mismatch(ours, model, x)
 
 
-def test_more_images_than_a_second_axis_counts():
-    """CUDA numbers blocks up to 65,535 on every axis but the first."""
+def test_grid_supports_more_than_65535_images():
+    """CUDA allows 65,535 blocks on every axis but the first."""
     many = torch.ones(70_000, 1, 1, 1)
     grid = pointwise._grid(many)
     assert grid == (70_000,)
@@ -136,13 +139,13 @@ def test_more_images_than_a_second_axis_counts():
     assert pointwise.relu_back(many[:0], None, many[:0]).shape == (0, 1, 1, 1)
 
 
-def test_a_whole_attack_in_parts(both, monkeypatch):
-    """Steps run in parts; the one in which most stop in halves, and whole."""
+def test_split_attack_equals_the_plain_attack(both, monkeypatch):
+    """Steps run in parts; the check, after which most images stop, runs on the whole batch."""
     ours, plain = both(build("wrn-10-1", num_classes=10))
     sizes = []
-    really = ManualWideResNet.forward
+    original = ManualWideResNet.forward
     monkeypatch.setattr(
-        ManualWideResNet, "forward", lambda self, x, rows: sizes.append(len(rows)) or really(self, x, rows)
+        ManualWideResNet, "forward", lambda self, x, rows: sizes.append(len(rows)) or original(self, x, rows)
     )
     draw = torch.Generator().manual_seed(3)
     x = torch.rand(8, 3, 8, 8, generator=draw)
@@ -158,14 +161,14 @@ def test_a_whole_attack_in_parts(both, monkeypatch):
         halved.append(made.check is not None)
     (x_adv, backprops), (their_x_adv, their_backprops) = found
     assert halved == [True, False]
-    assert sizes[:3] == [5, 3, 8]  # the first step in parts, then the check of all
+    assert sizes[:3] == [5, 3, 8]  # the first step in parts, then the check of all images
     assert set(sizes[3:]) <= {5, 3, 2}  # and again in parts
     assert torch.equal(backprops, their_backprops) and 0 < int((backprops == 1).sum()) < 8
-    assert ((x_adv - their_x_adv).abs() > 1e-5).float().mean() < 0.01  # signs of nearly nothing
+    assert ((x_adv - their_x_adv).abs() > 1e-5).float().mean() < 0.01  # signs of gradients near 0
 
 
 class Odd(nn.Module):
-    """Networks that look like wide ResNets, and are not, but for two."""
+    """Networks that resemble wide ResNets; only those in KNOWN are."""
 
     def __init__(self, kind):
         super().__init__()
@@ -179,7 +182,7 @@ class Odd(nn.Module):
             3,
             padding=1,
             bias=False,
-            stride=2 if kind in ("stretched", "shortcut stride") else 1,
+            stride=2 if kind in ("broadcast", "shortcut stride") else 1,
             groups=groups if kind == "grouped one" else 1,
         )
         padding, bias = 2 if kind == "wider" else 1, kind == "bias of two"
@@ -210,9 +213,9 @@ class Odd(nn.Module):
         h = F.relu(self.last_norm(h))
         if self.kind == "squared":
             h = h * h
-        if self.kind == "mean of lines":
+        if self.kind == "mean of rows":
             return self.fc(h.mean((2,)).mean(2))
-        if self.kind == "mean of channels":  # as many as there are lines
+        if self.kind == "mean of channels":  # as many as image rows
             return self.fc(h.mean((1, 2)))
         if self.kind == "kept mean":
             return self.fc(h.mean((2, 3), keepdim=True).flatten(1))
@@ -223,7 +226,7 @@ class Odd(nn.Module):
 
 
 class Second(Odd):
-    """A forward with another argument, which nobody gives."""
+    """A forward with another, unused argument."""
 
     def forward(self, x, unused=None):
         return super().forward(x)
@@ -232,16 +235,16 @@ class Second(Odd):
 KNOWN = ("plain", "shortcut")
 KINDS = (
     *KNOWN,
-    *("bias", "silu", "after", "both", "twice", "squared", "largest", "stretched", "wider", "stem stride"),
+    *("bias", "silu", "after", "both", "twice", "squared", "largest", "broadcast", "wider", "stem stride"),
     *("grouped one", "grouped two", "bias of two", "bias of shortcut", "narrow shortcut", "shortcut stride"),
-    *("one channel", "one adds", "no relu", "norm of two", "mean of lines", "kept mean", "no head", "doubled"),
+    *("one channel", "one adds", "no relu", "norm of two", "mean of rows", "kept mean", "no head", "doubled"),
     "mean of channels",
     "second argument",
 )
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_only_looks_like_one_is_left_to_autograd(both, kind):
+def test_similar_networks_are_left_to_autograd(both, kind):
     model = Second(kind) if kind == "second argument" else Odd(kind)
     ours, _ = both(model)
     assert (ours.manual is not None) == (kind in KNOWN)
@@ -250,7 +253,7 @@ def test_what_only_looks_like_one_is_left_to_autograd(both, kind):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_all_batch_norms_in_one_launch(monkeypatch, dtype):
+def test_all_batch_norms_are_refreshed_in_one_launch(monkeypatch, dtype):
     model = build("wrn-10-2", num_classes=10)
     for number, norm in enumerate(module for module in model.modules() if isinstance(module, nn.BatchNorm2d)):
         norm.eps = 0.1 * (number + 1)
@@ -266,7 +269,7 @@ def test_all_batch_norms_in_one_launch(monkeypatch, dtype):
         monkeypatch.setattr(
             importlib.import_module("sparring.engine.attack.folded"), name, lambda device, module=module: module
         )
-    monkeypatch.setattr(attack_step, "_BLOCK", 8192)  # the interpreter is slow at loops
+    monkeypatch.setattr(attack_step, "_BLOCK", 8192)  # fewer loop iterations for the interpreter
     network.refreshed_at_once = None
     network.refresh()
     assert network.refreshed_at_once[1].issuperset(norms) and len(norms) == 3
@@ -279,14 +282,14 @@ def test_all_batch_norms_in_one_launch(monkeypatch, dtype):
 @pytest.mark.parametrize(
     ("norm", "dtype"),
     [
-        (nn.BatchNorm2d(8), torch.float16),  # of twice the bytes, if it were written as fp32
+        (nn.BatchNorm2d(8), torch.float16),  # fp32 would need twice the bytes
         (nn.BatchNorm2d(8), torch.float64),
         (nn.BatchNorm2d(8).half(), torch.float32),
         (nn.BatchNorm2d(8, affine=False), torch.float32),
     ],
     ids=["half", "double", "half norm", "no weights"],
 )
-def test_a_batch_norm_of_another_kind_is_taken_over_alone(norm, dtype):
+def test_unusual_batch_norm_is_refreshed_alone(norm, dtype):
     unit = ScaleShift(norm, dtype=dtype)
     assert ScaleShift(nn.BatchNorm2d(8), dtype=torch.float32).in_a_row and not unit.in_a_row
     unit.refresh()

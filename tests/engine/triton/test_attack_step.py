@@ -1,4 +1,4 @@
-"""The Triton kernels compute what their plain twins compute: by Triton's interpreter on a CPU (tests/conftest.py)."""
+"""The Triton kernels equal their plain versions, run by Triton's interpreter on a CPU (tests/conftest.py)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import nn
 
 pytest.importorskip("triton", reason="the kernels need Triton, which pip install -e '.[dev]' brings on Linux")
 if torch.cuda.is_available():
-    pytest.skip("for the interpreter; on CUDA run benchmarks/gpu_engine_check.py", allow_module_level=True)
+    pytest.skip("for the interpreter; on CUDA run benchmarks/check_engine.py", allow_module_level=True)
 
 from sparring.engine.attack.active_set import ActiveSet
 from sparring.engine.attack.folded import ConvUnit, fold
@@ -30,7 +30,7 @@ BATCH, SHAPE, CLASSES, STEPS = 9, (1, 5, 5), 3, 6
 
 
 def sets(inner, noise, project, seed):
-    """The same batch twice: once for the kernels, once for their twins; and a network that is easily fooled."""
+    """A network that is easily fooled, and the same batch twice: for the kernels and for plain PyTorch."""
     draw = torch.Generator().manual_seed(seed)
     weight = torch.randn(CLASSES, 25, generator=draw)
     x = torch.rand(BATCH, *SHAPE, generator=draw)
@@ -39,7 +39,7 @@ def sets(inner, noise, project, seed):
         return points.flatten(1) @ weight.T
 
     y = network(x).argmax(dim=1)
-    y[::4] = (y[::4] + 1) % CLASSES  # some are wrong from the start
+    y[::4] = (y[::4] + 1) % CLASSES  # some are misclassified from the start
     made = []
     for module in (attack_step, None):
         active = ActiveSet(
@@ -59,7 +59,7 @@ def sets(inner, noise, project, seed):
 @pytest.mark.parametrize("inner", ["ce", "kl"])
 @pytest.mark.parametrize("noise", [False, True])
 @pytest.mark.parametrize("project", [False, True])
-def test_a_walk_step_by_step(inner, noise, project):
+def test_every_step_equals_the_plain_step(inner, noise, project):
     network, (by_kernels, plain) = sets(inner, noise, project, seed=3)
     seen = set()
     size = BATCH
@@ -73,16 +73,16 @@ def test_a_walk_step_by_step(inner, noise, project):
         assert torch.equal(by_kernels.target[:size], plain.target[:size])
         size = max(plain.read()[1], 1)
         seen.add(size)
-    assert len(seen) > 1  # the set has shrunk on the way
+    assert len(seen) > 1  # the active set has shrunk
 
 
 @pytest.mark.parametrize("start", ["uniform", "normal", None])
 @pytest.mark.parametrize("project", [False, True])
-def test_a_beginning_at_random(start, project):
+def test_random_start_equals_the_plain_start(start, project):
     _, pair = sets("ce", noise=True, project=project, seed=0)
     draw = torch.Generator().manual_seed(5)
     x, y = torch.rand(BATCH - 3, *SHAPE, generator=draw), torch.randint(0, CLASSES, (BATCH - 3,), generator=draw)
-    x[0] = 1.0  # at the edge of the pixels' range
+    x[0] = 1.0  # at the limit of the pixel range
     for active in pair:
         drawn = torch.Generator().manual_seed(7)
         numbers = {"tau": 2, "eps": 0.1, "step_size": 0.03, "noise": 0.02}
@@ -99,7 +99,7 @@ def test_a_beginning_at_random(start, project):
 
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 10_000), tau=st.integers(0, 3), every=st.integers(1, 5))
-def test_a_whole_attack(seed, tau, every):
+def test_attack_equals_the_plain_attack(seed, tau, every):
     _, (active, _) = sets("ce", noise=False, project=True, seed=seed)
     x, y = active.x[:BATCH].clone(), active.y[:BATCH].clone()
     model = nn.Sequential(nn.Flatten(), nn.Linear(25, CLASSES, bias=False))
@@ -113,19 +113,19 @@ def test_a_whole_attack(seed, tau, every):
 
 
 @pytest.mark.parametrize("inner", ["ce", "kl"])
-def test_judge_gives_the_gradient_of_the_loss(inner):
+def test_judge_returns_the_gradient_of_the_loss(inner):
     draw = torch.Generator().manual_seed(0)
     logits = 5 * torch.randn(7, 10, generator=draw)
     natural = torch.randn(9, 10, generator=draw)
     rows, label = torch.tensor([8, 1, 2, 5, 4, 0, 3]), torch.randint(0, 10, (9,), generator=draw)
     wrong = torch.zeros(7, dtype=torch.int32)
-    slope = attack_step.judge(logits, natural if inner == "kl" else None, rows, label, wrong)
+    output_gradient = attack_step.judge(logits, natural if inner == "kl" else None, rows, label, wrong)
     leaf = logits.clone().requires_grad_()
     if inner == "ce":
         F.cross_entropy(leaf, label[rows], reduction="sum").backward()
     else:
         F.kl_div(leaf.log_softmax(1), natural[rows].softmax(1), reduction="sum").backward()
-    assert torch.allclose(slope, leaf.grad, atol=1e-6)
+    assert torch.allclose(output_gradient, leaf.grad, atol=1e-6)
     assert torch.equal(wrong.bool(), logits.argmax(dim=1) != label[rows])
 
 
@@ -135,11 +135,11 @@ def test_split_keeps_sixteen_bits():
     assert pairs.is_contiguous(memory_format=torch.channels_last)
     assert (pairs[:, :3].float() + pairs[:, 3:6].float() - x).abs().max() < 2**-15
     assert not pairs[:, 6:].any()
-    # The interpreter cuts where a GPU rounds: the halves may differ by a unit in the last place, not their sum.
+    # The interpreter truncates where a GPU rounds: the halves may differ in the last place, their sum may not.
     assert (pairs.float() - fused_ops.split(x, 8).float()).abs().max() <= 2**-8
 
 
-def test_relu_back():
+def test_relu_backward():
     draw = torch.Generator().manual_seed(0)
     first, second, y = (torch.randn(2, 3, 40, 9, generator=draw).to(torch.bfloat16) for _ in range(3))
     ours = pointwise.relu_back(first, second, y)
@@ -148,14 +148,14 @@ def test_relu_back():
 
 
 def residual() -> nn.Module:
-    """ResNet-18's layers, few of them: the interpreter is slow."""
+    """A few of ResNet-18's layers; the interpreter is slow."""
     stem = [nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU()]
     blocks = [BasicBlock(16, 16, 1), BasicBlock(16, 32, 2), BasicBlock(32, 64, 2)]
     return nn.Sequential(*stem, *blocks, nn.Flatten(), nn.Linear(64 * 64, 10))
 
 
 @pytest.mark.parametrize(("made", "shared"), [(residual, 2), (partial(build, "small_cnn", num_classes=10), 0)])
-def test_all_convolutions_fold_in_one_launch(monkeypatch, made, shared):
+def test_all_convolutions_are_refreshed_in_one_launch(monkeypatch, made, shared):
     torch.manual_seed(0)
     model = made()
     with torch.no_grad():
@@ -172,9 +172,9 @@ def test_all_convolutions_fold_in_one_launch(monkeypatch, made, shared):
         monkeypatch.setattr(
             importlib.import_module("sparring.engine.attack.folded"), name, lambda device, module=module: module
         )
-    monkeypatch.setattr(attack_step, "_BLOCK", 8192)  # the interpreter is slow at loops
+    monkeypatch.setattr(attack_step, "_BLOCK", 8192)  # fewer loop iterations for the interpreter
     folded.refreshed_at_once = None
-    for _ in range(2):  # a shared bias is added once, however often
+    for _ in range(2):  # a shared bias is added once, however often it is refreshed
         folded.refresh()
     assert len(folded.refreshed_at_once[1]) == len(units) and len(folded.shared_biases) == shared
     for unit, (weight, bias) in zip(units, expected, strict=True):
@@ -183,7 +183,7 @@ def test_all_convolutions_fold_in_one_launch(monkeypatch, made, shared):
 
 
 @pytest.mark.parametrize(("channels", "size", "classes"), [(24, (4, 4), 10), (130, (2, 3), 3), (16, (1, 1), 100)])
-def test_pooling_and_the_last_layer(channels, size, classes):
+def test_pooling_with_the_last_layer(channels, size, classes):
     draw = torch.Generator().manual_seed(0)
     h = torch.randn(5, channels, *size, generator=draw).to(torch.bfloat16).to(memory_format=torch.channels_last)
     weight = torch.randn(classes, channels, generator=draw).to(torch.bfloat16)

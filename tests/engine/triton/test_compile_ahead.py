@@ -1,4 +1,4 @@
-"""Kernels are compiled side by side before they run: all that will be launched, and nothing is run for it."""
+"""Kernels are compiled in parallel before they run: all that will be launched, and none is run for it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sparring.models import build
 
 
 class Kernel:
-    """Stands for a kernel: notes how it was called, and computes nothing."""
+    """A fake kernel that records how it was called."""
 
     def __init__(self):
         self.ran, self.compiled = set(), set()
@@ -35,12 +35,12 @@ class Kernel:
 
     @staticmethod
     def kind(args, named):
-        """What a kernel is compiled for: types, and what is a number in the code. Here also the sizes, to be strict."""
+        """The specialisation of a kernel: types and constants; here also sizes, to be strict."""
         return (*(arg.dtype if isinstance(arg, torch.Tensor) else arg for arg in args), *sorted(named.items()))
 
 
 @pytest.mark.parametrize("old", [False, True])
-def test_a_kernel_runs_unless_it_is_only_to_be_compiled(old, monkeypatch):
+def test_kernels_are_compiled_and_not_run_while_compiling(old, monkeypatch):
     if old:
         monkeypatch.delattr(triton, "AsyncCompileMode")
     kernel = Kernel()
@@ -54,19 +54,22 @@ def test_a_kernel_runs_unless_it_is_only_to_be_compiled(old, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["wrn-16-2", "wrn-10-1"])
-def test_what_lies_between_convolutions_was_compiled_before(name, monkeypatch):
+def test_pointwise_kernels_are_compiled_ahead(name, monkeypatch):
     for found in ("kernels_for", "pointwise_for"):
         monkeypatch.setattr(wide_resnet, found, lambda device: pointwise)
     kernels = {"_norm_relu": Kernel(), "_norm_relu_back": Kernel()}
     for kernel in kernels:
         monkeypatch.setattr(pointwise, kernel, kernels[kernel])
     monkeypatch.setattr(pointwise, "_relu_back", Kernel())
-    by_hand = fold(build(name, num_classes=10).eval(), dtype=torch.float32, fused=True).manual
-    by_hand.compile_for((8,), (3, 8, 8))
-    logits, values = by_hand.forward(torch.rand(4, 3, 8, 8), torch.arange(4))
+    manual = fold(build(name, num_classes=10).eval(), dtype=torch.float32, fused=True).manual
+    manual.compile_for((8,), (3, 8, 8))
+    logits, values = manual.forward(torch.rand(4, 3, 8, 8), torch.arange(4))
     for among in (None, torch.zeros(2, dtype=torch.int32)):
-        by_hand.back(torch.zeros_like(logits), values, among)
-    for kernel, flags in ((kernels["_norm_relu"], 4), (kernels["_norm_relu_back"], 5)):  # behind the number of pixels
+        manual.back(torch.zeros_like(logits), values, among)
+    for kernel, flags in (
+        (kernels["_norm_relu"], 4),
+        (kernels["_norm_relu_back"], 5),
+    ):  # the arguments after the number of pixels
         assert {given[-flags:] for given in kernel.compiled} == {given[-flags:] for given in kernel.ran} != set()
 
 
@@ -80,34 +83,34 @@ LAUNCHED = (
 
 
 @pytest.mark.parametrize("name", ["resnet18", "small_cnn"])
-def test_what_a_step_launches_was_compiled_before(name, monkeypatch):
+def test_kernels_of_an_attack_step_are_compiled_ahead(name, monkeypatch):
     monkeypatch.setattr(read_chain, "convolutions_for", lambda device: (conv, first_layer, pooling))
     kernels = {}
     for module, kernel in LAUNCHED:
         kernels[kernel] = Kernel()
         monkeypatch.setattr(module, kernel, kernels[kernel])
-    by_hand = fold(build(name, num_classes=10).eval(), dtype=torch.bfloat16, fused=True).manual
+    manual = fold(build(name, num_classes=10).eval(), dtype=torch.bfloat16, fused=True).manual
     cudnn = []
     monkeypatch.setattr(fused_ops.F, "conv2d", lambda *args, **kwargs: cudnn.append("forward"))
     monkeypatch.setattr(fused_ops, "input_gradient", lambda *args: cudnn.append("back"))
-    by_hand.compile_for((8, 32, 8), (3, 32, 32))
+    manual.compile_for((8, 32, 8), (3, 32, 32))
     assert not cudnn and not any(kernel.ran for kernel in kernels.values())
     monkeypatch.undo()
     for module, kernel in LAUNCHED:
         monkeypatch.setattr(module, kernel, kernels[kernel])
     x = torch.zeros(40, 3, 32, 32)
     for size in (8, 32):
-        logits, values = by_hand.forward(x, torch.arange(size))
-        slope = torch.zeros_like(logits)
-        by_hand.back(slope, values, among=torch.arange(size, dtype=torch.int32))
-        first_layer.to_pixels(by_hand.back(slope, values), by_hand.stem.weight, 3)
+        logits, values = manual.forward(x, torch.arange(size))
+        output_gradient = torch.zeros_like(logits)
+        manual.back(output_gradient, values, among=torch.arange(size, dtype=torch.int32))
+        first_layer.to_pixels(manual.back(output_gradient, values), manual.stem.weight, 3)
     for kernel in kernels.values():
         assert kernel.compiled == kernel.ran
     assert kernels["_conv"].ran and kernels["_stem"].ran and kernels["_to_pixels"].ran
 
 
 @pytest.mark.parametrize("name", ["resnet18", "small_cnn"])
-def test_what_an_update_launches_was_compiled_before(name, monkeypatch):
+def test_kernels_of_an_update_are_compiled_ahead(name, monkeypatch):
     kernels = {}
     names = [(batch_norm, kernel) for kernel in ("_statistics", "_apply", "_back_sums", "_back_apply")]
     for module, kernel in (*names, (pooling, "_max_pool")):
@@ -139,8 +142,8 @@ from sparring.engine.triton import batch_norm, conv, first_layer, pointwise, poo
 from sparring.engine.update import fuse_bn
 from sparring.models import build
 read_chain.convolutions_for = lambda device: (conv, first_layer, pooling)
-by_hand = fold(build("resnet18", num_classes=10).eval(), dtype=torch.bfloat16, fused=True).manual
-by_hand.compile_for((8, 128), (3, 32, 32))
+manual = fold(build("resnet18", num_classes=10).eval(), dtype=torch.bfloat16, fused=True).manual
+manual.compile_for((8, 128), (3, 32, 32))
 wide_resnet.kernels_for = wide_resnet.pointwise_for = lambda device: pointwise
 fold(build("wrn-16-2", num_classes=10).eval(), dtype=torch.bfloat16, fused=True).manual.compile_for((8,), (3, 32, 32))
 x, among = torch.empty(2, 64, 4, 4, dtype=torch.bfloat16), torch.zeros(2, dtype=torch.int32)
@@ -159,15 +162,15 @@ for kernel in (conv._conv, *ends, *in_norm, pooling._max_pool, *between):
     assert kernel.device_caches[0][0], kernel
     for made in kernel.device_caches[0][0].values():
         assert made.asm["cubin"], kernel
-        if kernel in (batch_norm._statistics, batch_norm._back_sums):  # who comes last sees what all have written
-            said = made.asm["ptx"]
-            assert said.index("bar.sync") < said.index("atom.global.gpu.acq_rel") < said.index("ld.global.cg"), said
+        if kernel in (batch_norm._statistics, batch_norm._back_sums):  # the last program must see the writes of all
+            ptx = made.asm["ptx"]
+            assert ptx.index("bar.sync") < ptx.index("atom.global.gpu.acq_rel") < ptx.index("ld.global.cg"), ptx
         print(kernel.__name__, made.metadata.shared)
 """
 
 
-def test_the_kernels_compile_for_the_gpu_they_are_made_for(tmp_path):
-    """In earnest, for an H200, without one; and they fit into a processor's shared memory (227 KiB)."""
+def test_kernels_compile_for_an_h200(tmp_path):
+    """Real compilation without a GPU; the kernels fit into the shared memory of a multiprocessor (227 KiB)."""
     if "nvidia" not in triton.backends.backends:
         pytest.skip("this Triton compiles for no NVIDIA GPU; that of pip install -e '.[dev]' does")
     environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}

@@ -1,4 +1,4 @@
-"""The copy of the model in the update: bf16 weights are never stale, batch-norm's counts right, the model untouched."""
+"""The bf16 copy of the model in the update: never stale, batch counts right, the model untouched."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tests.attacks.conftest import images, network
 
 if torch.cuda.is_available() or importlib.util.find_spec("triton") is None:
     KERNELS, NORMS = [None], None
-else:  # by Triton's interpreter (tests/conftest.py)
+else:  # run by Triton's interpreter (tests/conftest.py)
     from sparring.engine.triton import batch_norm, pooling, sgd
 
     KERNELS, NORMS = [None, sgd], (batch_norm, pooling)
-by_triton = pytest.mark.skipif(NORMS is None, reason="by Triton's interpreter, which needs Triton and no CUDA")
+by_triton = pytest.mark.skipif(NORMS is None, reason="needs Triton's interpreter: Triton without CUDA")
 
 BATCH = 16
 STEPS = [(0.1, 16, 0.0), (0.05, 16, 0.0), (0.05, 7, 0.0), (0.05, 16, 0.02), (0.02, 7, 0.02), (0.02, 16, 0.0)]
@@ -82,7 +82,7 @@ def assert_not_stale(made: AmpCopy, *, exact: bool) -> None:
 @pytest.mark.parametrize("name", ["madry", "trades"])
 @pytest.mark.parametrize("kernels", KERNELS)
 def test_bf16_equals_autocast(name, kernels):
-    """Full and partial batches, with and without a perturbation of the weights, one after the other."""
+    """Full and partial batches, with and without AWP, in turn."""
     ours, theirs, far = models(3)
     loss = objective(name)
     step, reference = fast(ours, loss, half=True, kernels=kernels), plain(theirs, loss, half=True)
@@ -92,17 +92,17 @@ def test_bf16_equals_autocast(name, kernels):
         value, expected = step(*given, lr, awp), reference(*given, lr, awp)
         assert abs(value - expected) <= 1e-5 * expected
         assert_not_stale(step.amp_copy, exact=kernels is None)
-        with torch.no_grad():  # Triton's interpreter cuts where a GPU rounds, and that is not in question here
+        with torch.no_grad():  # Triton's interpreter truncates where a GPU rounds
             torch._foreach_copy_(step.amp_copy.copies, step.amp_copy.weights)
     assert_same(theirs, ours, 1e-5)
-    assert (theirs[0].weight - far[0].weight).norm() > 0.01 * far[0].weight.norm()  # it has moved since
+    assert (theirs[0].weight - far[0].weight).norm() > 0.01 * far[0].weight.norm()  # the weights have moved
     assert ours[1].num_batches_tracked == 1 + len(STEPS) * (2 if name == "trades" else 1)
 
 
 @pytest.mark.parametrize("name", ["madry", "trades", "mart"])
 @pytest.mark.parametrize("half", [True, False])
-def test_a_loss_is_in_fp32(name, half):
-    """Torch's cross entropy would not be, on a GPU: it asks for a log-softmax in the precision of the logits."""
+def test_loss_is_computed_in_fp32(name, half):
+    """On a GPU torch's cross entropy computes its log-softmax in the precision of the logits."""
     (model,) = models(1)
     loss, seen = objective(name), []
 
@@ -122,14 +122,14 @@ def test_a_loss_is_in_fp32(name, half):
 @by_triton
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("name", ["madry", "trades"])
-def test_fused_batch_norm_trains_alike(name, half):
-    """The interpreter cuts bf16 where a GPU rounds, so there it is alike and not the same."""
+def test_fused_batch_norm_trains_like_torch(name, half):
+    """In bf16 approximately: the interpreter truncates where a GPU rounds."""
     tolerance = 0.05 if half else 1e-5
     ours, theirs, far = models(3)
     loss = objective(name)
     step, reference = fast(ours, loss, half=half, norms=NORMS), plain(theirs, loss, half=half)
     assert step.amp_copy.fused is not None and not step.amp_copy.not_fused
-    assert_same(far, ours, 0.0)  # though it has been tried
+    assert_same(far, ours, 0.0)  # trying the kernels changed nothing
     for number, (lr, count, awp) in enumerate(STEPS):
         given = batch(count, number)
         value, expected = step(*given, lr, awp), reference(*given, lr, awp)
@@ -143,7 +143,7 @@ def test_fused_batch_norm_trains_alike(name, half):
 
 @by_triton
 @pytest.mark.parametrize("fault", ["raises", "wrong", "statistics"])
-def test_kernels_that_fail_are_not_used(fault, monkeypatch):
+def test_failing_kernels_are_not_used(fault, monkeypatch):
     right = NORMS[0].forward
 
     def forward(x, gain, shift, running, arrived, **how):
@@ -170,7 +170,7 @@ def test_kernels_that_fail_are_not_used(fault, monkeypatch):
 @pytest.mark.parametrize("count", [BATCH, 7])
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("how", ["load", "in place", "optimizer"])
-def test_weights_changed_from_outside_are_seen(how, kernels, count):
+def test_external_weight_changes_are_copied(how, kernels, count):
     (model,) = models(1)
     step = fast(model, objective("madry"), half=True, kernels=kernels)
     step(*batch(BATCH, 0), 0.1)
@@ -191,8 +191,8 @@ def test_weights_changed_from_outside_are_seen(how, kernels, count):
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
-def test_what_a_warm_up_moves_is_put_back(kernels, monkeypatch):
-    """As a capture does it: the step is taken twice beforehand."""
+def test_warm_up_is_undone(kernels, monkeypatch):
+    """A capture takes the step twice before it is recorded."""
     warmed = []
 
     class Warmed(Captured):
@@ -217,8 +217,8 @@ def test_what_a_warm_up_moves_is_put_back(kernels, monkeypatch):
     assert not step.failed()
 
 
-def test_a_failing_warm_up_is_forgotten(monkeypatch):
-    """A step at old numbers that fails in the warm-up says nothing of the step to come."""
+def test_failing_warm_up_is_ignored(monkeypatch):
+    """A warm-up uses old inputs; its failure does not count."""
     (model,) = models(1)
     step = fast(model, objective("madry"), half=True)
     given = batch(BATCH, 0)
@@ -241,11 +241,11 @@ def test_a_failing_warm_up_is_forgotten(monkeypatch):
     assert_same(before, model, 0.0)
 
 
-def test_a_model_with_frozen_layers():
+def test_frozen_layers_stay_frozen():
     ours, theirs = models(2)
     for model in (ours, theirs):
         model[0].weight.requires_grad_(False)
-        model[4].requires_grad_(False).eval()  # its statistics stand still too
+        model[4].requires_grad_(False).eval()  # its statistics are frozen too
     step, reference = fast(ours, objective("madry"), half=True), plain(theirs, objective("madry"), half=True)
     assert len(step.amp_copy.copies) == 3
     for number in range(3):
@@ -256,11 +256,11 @@ def test_a_model_with_frozen_layers():
     assert ours[1].num_batches_tracked == 4 and ours[4].num_batches_tracked == 1
 
 
-def test_the_modes_are_the_models_own():
+def test_train_and_eval_modes_follow_the_model():
     ours, theirs = models(2)
     step, reference = fast(ours, objective("madry"), half=True), plain(theirs, objective("madry"), half=True)
     for model in (ours, theirs):
-        model[4].eval()  # after the engine was made
+        model[4].eval()  # after the engine was prepared
     step(*batch(BATCH, 0), 0.1), reference(*batch(BATCH, 0), 0.1)
     assert_same(theirs, ours, 1e-5)
     assert ours[1].num_batches_tracked == 2 and ours[4].num_batches_tracked == 1
@@ -269,12 +269,12 @@ def test_the_modes_are_the_models_own():
 @pytest.mark.parametrize("norms", [None, pytest.param(NORMS, marks=by_triton)])
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("awp", [0.0, 0.02])
-def test_a_step_that_fails_leaves_the_copies_as_they_were(awp, kernels, norms):
-    """With a perturbation of the weights too, which moves the copies and not the weights."""
+def test_failed_step_leaves_all_state_unchanged(awp, kernels, norms):
+    """Also with AWP, which perturbs the copies and not the weights."""
     (model,) = models(1)
     step = fast(model, objective("madry"), half=True, kernels=kernels, norms=norms)
     step(*batch(BATCH, 0), 0.1)
-    step.amp_copy.refresh()  # Triton's interpreter cuts where torch rounds
+    step.amp_copy.refresh()  # Triton's interpreter truncates where torch rounds
     held = (*step.parameters, *step.amp_copy.copies, *step.sgd.momenta)
     before = [tensor.detach().clone() for tensor in held]
     x, x_adv, y = batch(BATCH, 1)
@@ -283,7 +283,7 @@ def test_a_step_that_fails_leaves_the_copies_as_they_were(awp, kernels, norms):
     assert all(torch.equal(a, b) for a, b in zip(before, held, strict=True))
 
 
-def test_a_tied_weight_has_one_copy():
+def test_tied_weight_has_one_copy():
     model = nn.Sequential(nn.Flatten(), nn.Linear(36, 36, bias=False), nn.ReLU(), nn.Linear(36, 36, bias=False))
     model[3].weight = model[1].weight
     step = fast(model, lambda m, x, x_adv, y: nn.functional.cross_entropy(m(x_adv), y), half=True)
@@ -294,8 +294,8 @@ def test_a_tied_weight_has_one_copy():
     assert not torch.equal(before, model[1].weight)
 
 
-def test_the_model_is_left_as_it_is():
-    """Also where the loss raises in the middle of a step: there is nothing to restore."""
+def test_model_is_left_unchanged():
+    """Also if the loss raises in the middle of a step."""
     (model,) = models(1)
     before = copy.deepcopy(model.state_dict())
     forward = model.forward
@@ -315,7 +315,7 @@ def test_the_model_is_left_as_it_is():
         assert name.startswith(("1.running", "4.running")) or torch.equal(before[name], after[name]), name
 
 
-def test_a_layer_that_weighs_by_its_count_keeps_it():
+def test_cumulative_batch_norm_keeps_its_count():
     ours, theirs = models(2)
     for model in (ours, theirs):
         model[1].momentum = None  # a running mean of all batches
@@ -328,7 +328,7 @@ def test_a_layer_that_weighs_by_its_count_keeps_it():
 
 
 @pytest.mark.parametrize("half", [False, True])
-def test_one_graph_is_compiled_and_never_again(half, monkeypatch):
+def test_exactly_one_graph_is_compiled(half, monkeypatch):
     compiled = []
 
     def backend(graph, inputs):
@@ -346,5 +346,5 @@ def test_one_graph_is_compiled_and_never_again(half, monkeypatch):
     assert_same(theirs, ours, 0.0)
     assert len(compiled) == 1
     counts = [node for node in compiled[0].graph.nodes if "num_batches" in node.name]
-    assert not counts  # nor does the graph count batches
+    assert not counts  # batches are counted outside the graph
     torch._dynamo.reset()
