@@ -25,7 +25,7 @@ def small() -> Config:
 
 @pytest.fixture(scope="session")
 def measured(tmp_path_factory):
-    """A folder in which the tiny items of the paper's machinery are measured; nobody writes to it."""
+    """A folder with measurements of the tiny items in tests/paper; tests must not write to it."""
     folder = tmp_path_factory.mktemp("measured")
     carry_out([*planned(TABLE, folder), *planned(COURSE, folder)], Workspace(torch.device("cpu")))
     return folder

@@ -1,4 +1,4 @@
-"""Networks as a stranger writes them: the peers' key names, none of our code."""
+"""Networks with the key names of other repositories, without code of the package."""
 
 from __future__ import annotations
 

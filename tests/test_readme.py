@@ -118,10 +118,10 @@ class Parsed(Exception):
 
 def parse(words: list[str], monkeypatch: pytest.MonkeyPatch) -> Any:
     """The options of `sparring WORDS`, every name in them checked; nothing is run."""
-    really = arguments.parse
+    original = arguments.parse
 
     def stop(*args: Any, **kwargs: Any) -> Any:
-        raise Parsed(really(*args, **kwargs))
+        raise Parsed(original(*args, **kwargs))
 
     assert words[0] in COMMANDS or words[0] in ("--help", "--version"), f"no command {words[0]!r}"
     if words[0] not in COMMANDS or words[-1] in ("--help", "-h"):
@@ -203,7 +203,7 @@ def shortened(words: list[str]) -> list[str]:
 
 
 def prepare(words: list[str], spare: Path) -> None:
-    """Create what a command needs: own images, and a trained run where no earlier command made it."""
+    """Create what a command needs: own images, and a trained run where no other command made it."""
     for path in re.findall(r"folder:([^?\s]+)", " ".join(words)):
         if not Path(path).exists():
             write_images(Path(path))

@@ -9,7 +9,7 @@ from tests.attacks.conftest import images, network
 
 
 @pytest.mark.parametrize("tau", [0, 1, 3, 8])
-def test_it_finds_what_friendly_pgd_finds(tau):
+def test_literal_loop_equals_friendly_pgd(tau):
     model = network()
     x, y = images(model, 20)
     setting = {"eps": 0.1, "step_size": 0.02, "steps": 8, "tau": tau, "noise": 0.0}
@@ -23,7 +23,7 @@ def test_it_finds_what_friendly_pgd_finds(tau):
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_it_adds_noise_and_predicts_the_natural_images_once():
+def test_noise_is_added_and_natural_images_are_predicted_once():
     model = network()
     x, y = images(model, 20)
     seen = []

@@ -1,4 +1,4 @@
-"""The ablation: a row for every part that runs, from the same weights, whatever one of them does."""
+"""The ablation: a row for every part that runs, from the same weights, even if one of them fails."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ QUICK = AblationOptions(training_s=0.01, timing_s=0.0)
 
 @pytest.fixture
 def prepared(monkeypatch):
-    """The parts that engines were prepared without; these engines are all alike, and claim to have two parts."""
-    asked, real = [], training.engine_for
+    """The parts that engines were prepared without; the engines are identical and claim to have two parts."""
+    calls, real = [], training.engine_for
 
     def engine_for(config, state, data, device, kind, without=(), **how):
-        asked.append(tuple(without))
+        calls.append(tuple(without))
         made = real(config, state, data, device, "fast")
         made.parts = ("halves", "fused_bn")
         if "halves" in without:
@@ -30,7 +30,7 @@ def prepared(monkeypatch):
 
     monkeypatch.setattr(training, "engine_for", engine_for)
     monkeypatch.setattr(parts, "engine_for", engine_for)
-    return asked
+    return calls
 
 
 def rows_of(options, found):
@@ -38,7 +38,7 @@ def rows_of(options, found):
     return dict(ablation(config, load("digits"), CPU, options, images=200, kind="fast", keep=found.update))
 
 
-def test_a_part_is_measured_is_not_in_use_or_says_why_not(prepared):
+def test_every_part_is_measured_or_has_a_reason(prepared):
     found = {}
     rows = rows_of(QUICK, found)
     assert prepared == [(), ("halves",), ("fused_bn",), ()]  # the complete engine first and last
@@ -53,13 +53,13 @@ def test_a_part_is_measured_is_not_in_use_or_says_why_not(prepared):
     json.dumps(found)
 
 
-def test_parts_are_skipped_when_the_time_is_over(prepared):
+def test_parts_are_skipped_over_the_time_limit(prepared):
     found = {}
     rows = rows_of(AblationOptions(training_s=0.01, timing_s=0.0, limit_s=1e-9, parts_of=("fused_bn",)), found)
     assert rows["without fused_bn"] == "skipped: over the limit of 1e-09 s" and list(found["parts"]) == ["fused_bn"]
 
 
-def test_the_command(tmp_path, capsys):
+def test_command_writes_table_and_json(tmp_path, capsys):
     words = ["--only", "parts", "--training-s", "0.01", "--timing-s", "0", "--images", "128", "--engine", "fast"]
     out = tmp_path / "parts.json"
     assert cli.main(["bench", "fat-digits", "--device", "cpu", "--json", str(out), *words]) == 0

@@ -58,16 +58,16 @@ def read(*words: str) -> Options:
         (["--kind", "two"], "kind", "two"),
     ],
 )
-def test_values_as_people_write_them(words, name, value):
+def test_values_are_parsed(words, name, value):
     assert getattr(read(*words), name) == value
 
 
-def test_fields_of_fields():
+def test_nested_fields_are_parsed():
     attack = read("--attack.eps", "8/255", "--attack.step-size", "2/255", "--attack.tau", "0,1@40%").attack
     assert (attack.eps, attack.step_size, attack.tau) == (constant(8 / 255), 2 / 255, schedule("0,1@40%"))
 
 
-def test_the_default_is_replaced_where_told():
+def test_given_options_replace_the_default():
     default = Options(count=8, share=8 / 255, lr=OneCycle(0.3))
     read = parse(Options, ["--count", "9"], prog="sparring some", description="", default=default)
     assert read == Options(count=9, share=8 / 255, lr=OneCycle(0.3))
@@ -75,7 +75,7 @@ def test_the_default_is_replaced_where_told():
 
 @pytest.mark.parametrize("width", ["40", "80", "200"])
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "message"),
     [
         (["--count", "three"], "--count: 'three' is not a whole number. Write for example 30."),
         (["--count", "1.5"], "--count: '1.5' is not a whole number."),
@@ -96,21 +96,21 @@ def test_the_default_is_replaced_where_told():
         (["--attack.steps", "0"], "steps must be a whole number of at least 1"),
     ],
 )
-def test_errors_are_one_line_and_end_in_the_fix(monkeypatch, width, words, says):
+def test_errors_are_one_line_and_end_in_the_fix(monkeypatch, width, words, message):
     monkeypatch.setenv("COLUMNS", width)
     with pytest.raises(UserError) as refused:
         read(*words)
     line = str(refused.value)
-    assert says in line and line.endswith("See `sparring some --help`.")
+    assert message in line and line.endswith("See `sparring some --help`.")
     assert not any(mark in line for mark in ("\n", "│", "──", ".. ", "  "))
 
 
-def test_what_is_needed_is_named():
+def test_missing_required_option_is_named():
     with pytest.raises(UserError, match=r"^--name STR is missing: What it is called\. See `sparring some --help`\.$"):
         parse(Needs, [], prog="sparring some", description="")
 
 
-def test_help_is_printed_and_leaves_with_zero(capsys):
+def test_help_is_printed_and_exits_with_zero(capsys):
     with pytest.raises(SystemExit) as left:
         parse(Options, ["--help"], prog="sparring some", description="What it does.\n\nExamples:\n  sparring some")
     assert not left.value.code

@@ -1,4 +1,4 @@
-"""Runs that somebody has changed, or named twice, before they go on."""
+"""Resuming runs whose files were changed, and repeated options."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from sparring.training import run_folder
 from .conftest import QUICK
 
 
-def test_a_checkpoint_that_has_gone_is_not_named_as_if_it_were_there(sparring, finished, tmp_path):
+def test_missing_checkpoint_is_reported(sparring, finished, tmp_path):
     folder = Path(shutil.copytree(finished, tmp_path / "run"))
     (folder / run_folder.BEST).unlink()
-    said = sparring("train", "--out", folder, "--resume")
+    result = sparring("train", "--out", folder, "--resume")
     assert (
-        said.code == 0
-        and f"({folder / run_folder.BEST}: missing)" in said.out
-        and f"({folder / run_folder.LAST})" in said.out
+        result.code == 0
+        and f"({folder / run_folder.BEST}: missing)" in result.out
+        and f"({folder / run_folder.LAST})" in result.out
     )
 
 
-def test_a_network_changed_under_a_run(sparring, tmp_path):
+def test_changed_network_is_refused(sparring, tmp_path):
     folder = Path(tmp_path / "run")
     assert sparring("train", *QUICK, "--out", folder).code == 0
     text = (folder / run_folder.CONFIG).read_text()
@@ -31,7 +31,7 @@ def test_a_network_changed_under_a_run(sparring, tmp_path):
     sparring("train", "--out", folder, "--resume").user_error("holds another network than config.json")
 
 
-def test_of_two_folders_the_last_one_counts(sparring, finished, tmp_path):
+def test_last_out_option_wins(sparring, finished, tmp_path):
     folder = Path(shutil.copytree(finished, tmp_path / "run"))
-    said = sparring("train", "--out", "nowhere", "--resume", "--out", folder)
-    assert said.code == 0 and "already finished: 2 of 2" in said.out
+    result = sparring("train", "--out", "nowhere", "--resume", "--out", folder)
+    assert result.code == 0 and "already finished: 2 of 2" in result.out

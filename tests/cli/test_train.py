@@ -31,17 +31,17 @@ from tests.training.test_loop import same_run
 
 from .conftest import QUICK, start, write_images
 
-# Seven short epochs: time enough to be stopped in the middle.
+# Seven short epochs: long enough to be stopped in the middle.
 LONG = [*QUICK, "--epochs", "7", "--batch-size", "64"]
 
 
-def test_a_recipe_with_overrides(sparring, tmp_path):
+def test_recipe_with_overrides(sparring, tmp_path):
     given = ["--attack.eps", "8/255", "--attack.tau", "0,1@50%", "--lr", "one-cycle:0.05", "--seed", "3"]
-    said = sparring("train", *QUICK, *given)
-    assert said.code == 0 and said.err == ""
-    folder = Path("runs/fat-digits-seed3")  # unless --out says otherwise
-    assert f"-> {folder}" in said.out and "epoch   2 " in said.out
-    assert said.out.endswith(f"Now measure it on test data: sparring evaluate {folder} --protocol mart\n")
+    result = sparring("train", *QUICK, *given)
+    assert result.code == 0 and result.err == ""
+    folder = Path("runs/fat-digits-seed3")  # the default of --out
+    assert f"-> {folder}" in result.out and "epoch   2 " in result.out
+    assert result.out.endswith(f"Now measure it on test data: sparring evaluate {folder} --protocol mart\n")
     run = run_folder.open_run(folder)
     assert run.recipe == "fat-digits" and run.config.seed == 3 and run.config.epochs == 2
     assert run.config.objective.eps == constant(8 / 255)
@@ -50,13 +50,13 @@ def test_a_recipe_with_overrides(sparring, tmp_path):
     assert [record["tau"] for record in records] == [0, 1]
     last = records[-1]
     measured = f"natural {last['natural']:.1%}, PGD-10 {last['pgd10']:.1%}"
-    assert f"last: epoch 2, on 120 validation images {measured}" in said.out
+    assert f"last: epoch 2, on 120 validation images {measured}" in result.out
 
 
 @pytest.mark.parametrize("recipe", ["no-projection-digits", "fat-by-loss-digits", "fat-paced-digits"])
-def test_what_is_found_another_way_trains_by_the_same_command(sparring, recipe):
-    said = sparring("train", recipe, *QUICK[1:])
-    assert said.code == 0 and said.err == ""
+def test_other_attacks_train_with_the_same_command(sparring, recipe):
+    result = sparring("train", recipe, *QUICK[1:])
+    assert result.code == 0 and result.err == ""
     run = run_folder.open_run(Path("runs") / f"{recipe}-seed0")
     assert getattr(run.config.objective, "project", True) != (recipe == "no-projection-digits")
     tau = run_folder.read_metrics(run.folder)[-1]["tau"]
@@ -64,7 +64,7 @@ def test_what_is_found_another_way_trains_by_the_same_command(sparring, recipe):
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "expected"),
     [
         ([], ["which recipe?", "sparring train fat-digits", "sparring recipes"]),
         (["--epochs", "3", "fat-digits"], ["the recipe goes first", "sparring train fat-digits ..."]),
@@ -118,30 +118,30 @@ def test_what_is_found_another_way_trains_by_the_same_command(sparring, recipe):
         (["--resume", "--out=nothing"], ["nothing holds no run"]),
     ],
 )
-def test_what_the_user_can_mend(sparring, tmp_path, words, says):
-    sparring("train", *words).user_error(*says)
+def test_user_errors(sparring, tmp_path, words, expected):
+    sparring("train", *words).user_error(*expected)
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
-    ("out", "says"),
+    ("out", "expected"),
     [
         ("file", "cannot make the folder file: File exists. Choose another with --out."),
         ("file/run", "cannot make the folder file/run: Not a directory."),
-        ("/proc/none/run", "cannot make the folder /proc/none/run"),  # not writable for anybody, root included
+        ("/proc/none/run", "cannot make the folder /proc/none/run"),  # not writable, not even for root
         ("thesis", "thesis exists and is not a run folder. Choose another with --out."),
     ],
 )
-def test_folders_that_cannot_be_used(sparring, tmp_path, out, says):
+def test_unusable_folders_are_refused(sparring, tmp_path, out, expected):
     (tmp_path / "file").write_text("mine")
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "draft.tex").write_text("mine")
     for more in ([], ["--overwrite"]):
-        sparring("train", *QUICK, "--out", out, *more).user_error(says)
+        sparring("train", *QUICK, "--out", out, *more).user_error(expected)
     assert (tmp_path / "file").read_text() == (tmp_path / "thesis" / "draft.tex").read_text() == "mine"
 
 
-def test_a_run_is_kept_unless_it_is_given_up(sparring, finished, tmp_path):
+def test_existing_run_is_kept_without_overwrite(sparring, finished, tmp_path):
     folder = Path(shutil.copytree(finished, tmp_path / "run"))
     before = (folder / run_folder.LAST).read_bytes()
     sparring("train", *QUICK, "--out", folder).user_error("already holds a run", "--resume", "--out", "--overwrite")
@@ -153,22 +153,22 @@ def test_a_run_is_kept_unless_it_is_given_up(sparring, finished, tmp_path):
     assert run_folder.open_run(folder).config.seed == 4
 
 
-def test_resuming_with_another_length_is_refused_and_not_called_finished(sparring, finished, tmp_path):
+def test_resuming_with_other_epochs_is_refused(sparring, finished, tmp_path):
     folder = Path(shutil.copytree(finished, tmp_path / "run"))
-    said = sparring("train", "--out", folder, "--resume", "--epochs", "1")
-    said.user_error("was started with another configuration")
-    assert "finished already" not in said.out
+    result = sparring("train", "--out", folder, "--resume", "--epochs", "1")
+    result.user_error("was started with another configuration")
+    assert "finished already" not in result.out
 
 
-def test_resuming_a_finished_run_says_so_and_changes_nothing(sparring, finished, tmp_path):
+def test_resuming_a_finished_run_changes_nothing(sparring, finished, tmp_path):
     folder = Path(shutil.copytree(finished, tmp_path / "run"))
-    said = sparring("train", "--out", folder, "--resume")
-    assert said.code == 0 and "already finished: 2 of 2" in said.out and "last: epoch 2," in said.out
+    result = sparring("train", "--out", folder, "--resume")
+    assert result.code == 0 and "already finished: 2 of 2" in result.out and "last: epoch 2," in result.out
     same_run(finished, folder)
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "says"),
+    ("name", "content", "expected"),
     [
         (run_folder.CONFIG, b"{", "is damaged"),
         (run_folder.CONFIG, b"[]", "is damaged"),
@@ -182,24 +182,26 @@ def test_resuming_a_finished_run_says_so_and_changes_nothing(sparring, finished,
         (run_folder.LAST, b"half", "not a whole safetensors file"),
     ],
 )
-def test_a_damaged_run_is_told(sparring, finished, tmp_path, name, content, says):
+def test_damaged_run_is_a_user_error(sparring, finished, tmp_path, name, content, expected):
     folder = Path(shutil.copytree(finished, tmp_path / "run"))
     (folder / name).write_bytes(content)
-    sparring("train", "--out", folder, "--resume").user_error(says)
+    sparring("train", "--out", folder, "--resume").user_error(expected)
 
 
-def test_a_loss_that_is_not_finite_is_a_failed_run(sparring, tmp_path):
-    said = sparring("train", *QUICK, "--lr", "1e30", "--out", "run")
-    assert said.code == 1
-    said.one_line("not finite", "lower --lr")
+def test_non_finite_loss_is_a_failed_run(sparring, tmp_path):
+    result = sparring("train", *QUICK, "--lr", "1e30", "--out", "run")
+    assert result.code == 1
+    result.one_line("not finite", "lower --lr")
 
 
 def test_own_images_from_folder_to_logits(sparring, tmp_path):
     write_images(tmp_path / "my images")
     given = ["--data", "folder:my images", "--validation", "60", "--out", "own run"]
-    said = sparring("train", *QUICK, *given)
-    assert said.code == 0 and "fat on my images (240 training and 60 test images, 10 classes) -> own run" in said.out
-    assert said.out.endswith("sparring evaluate 'own run' --eps 0.3\n")  # ready to be pasted
+    result = sparring("train", *QUICK, *given)
+    assert (
+        result.code == 0 and "fat on my images (240 training and 60 test images, 10 classes) -> own run" in result.out
+    )
+    assert result.out.endswith("sparring evaluate 'own run' --eps 0.3\n")  # quoted for the shell
     measured = sparring("evaluate", "own run", "--protocol", "quick", "--limit", "20", "--no-doubts")
     assert measured.code == 0 and "Accuracy on 20 images" in measured.out
 
@@ -207,20 +209,20 @@ def test_own_images_from_folder_to_logits(sparring, tmp_path):
     assert model(torch.rand(2, 1, 8, 8)).shape == (2, 10)
 
 
-def test_other_data_are_another_run(sparring, tmp_path):
+def test_own_data_get_their_own_run_folder(sparring, tmp_path):
     write_images(tmp_path / "my images", count=100)
     assert sparring("train", *QUICK, "--data", "folder:my images", "--validation", "20").code == 0
     assert (tmp_path / "runs" / "fat-digits-my images-seed0" / "config.json").exists()
 
 
-def test_what_is_hardly_meant_is_told(sparring):
+def test_notes_on_unusual_settings(sparring):
     words = ["--attack.eps", "8/255", "--lr", "0.1,0.01@600", "--out", "run"]
-    said = sparring("train", *QUICK, *words)
-    assert said.code == 0
-    assert "note: a step of 0.075 is longer than the ball (0.0314): lower --attack.step-size." in said.out
-    assert "note: validation and the best epoch are judged at eps 0.3, training is at 0.0314" in said.out
-    assert "note: --lr 0.1,0.01@600: @600 lies behind the last epoch (2)." in said.out
-    assert "days" not in said.out
+    result = sparring("train", *QUICK, *words)
+    assert result.code == 0
+    assert "note: a step of 0.075 is longer than the ball (0.0314): lower --attack.step-size." in result.out
+    assert "note: validation and the best epoch are judged at eps 0.3, training is at 0.0314" in result.out
+    assert "note: --lr 0.1,0.01@600: @600 lies behind the last epoch (2)." in result.out
+    assert "days" not in result.out
     assert "note:" not in sparring("train", *QUICK, "--out", "other").out
     config = find("fat-cifar10-resnet18").config
     assert not list(command._notes(config, load("digits"), torch.device("cuda")))
@@ -232,7 +234,7 @@ def test_what_is_hardly_meant_is_told(sparring):
     assert re.search(r"on a CPU this takes about \d+ days", note)
 
 
-def test_overwriting_a_run_forgets_what_was_measured_on_it(sparring):
+def test_overwriting_a_run_removes_its_evaluation(sparring):
     assert sparring("train", *QUICK, "--out", "run").code == 0
     assert sparring("evaluate", "run", "--protocol", "quick", "--limit", "8", "--no-doubts").code == 0
     assert Path("run/evaluation").is_dir()
@@ -240,11 +242,11 @@ def test_overwriting_a_run_forgets_what_was_measured_on_it(sparring):
     assert not Path("run/evaluation").exists()
 
 
-def test_bad_images_are_named_before_anything_is_made(sparring, tmp_path):
+def test_bad_images_are_named_before_any_folder_is_created(sparring, tmp_path):
     write_images(tmp_path / "images", count=60)
     (tmp_path / "images" / "digit 3" / "broken.png").write_text("not an image")
-    said = sparring("train", *QUICK, "--data", "folder:images")
-    said.user_error("1 file cannot be used: images/digit 3/broken.png (not an image)", "Fix or remove")
+    result = sparring("train", *QUICK, "--data", "folder:images")
+    result.user_error("1 file cannot be used: images/digit 3/broken.png (not an image)", "Fix or remove")
     (tmp_path / "images" / "digit 3" / "broken.png").unlink()
     sparring("train", *QUICK, "--data", "folder:images").user_error("cannot hold out 120 of 49", "--validation")
     sparring("train", *QUICK, "--data", "images").user_error("write folder:images")
@@ -253,14 +255,14 @@ def test_bad_images_are_named_before_anything_is_made(sparring, tmp_path):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory) -> Path:
-    """LONG, left alone."""
+    """LONG, uninterrupted."""
     folder = tmp_path_factory.mktemp("whole") / "run"
     assert command.run([*LONG, "--out", str(folder)]) == 0
     return folder
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_stopped_run_says_how_to_go_on_and_ends_as_if_left_alone(sparring, tmp_path, whole, number):
+def test_stopped_run_resumes_to_the_same_result(sparring, tmp_path, whole, number):
     child = start("train", *LONG, "--out", "a run", "--device", "cpu", cwd=tmp_path)
     assert child.stdout is not None
     while not child.stdout.readline().startswith("epoch   2"):
@@ -268,36 +270,36 @@ def test_a_stopped_run_says_how_to_go_on_and_ends_as_if_left_alone(sparring, tmp
     child.send_signal(number)
     _, err = child.communicate()
     assert child.returncode == (130 if number == signal.SIGINT else 1), err
-    told, ended = err.splitlines()
-    assert told == "sparring: stopping after this step" + (
+    announced, ended = err.splitlines()
+    assert announced == "sparring: stopping after this step" + (
         "; press Ctrl-C again to stop at once, without saving" if number == signal.SIGINT else ""
     )
-    line, _, again = ended.partition(" Continue with: ")
+    line, _, resume = ended.partition(" Continue with: ")
     assert line.startswith("sparring: stopped in epoch ") and line.endswith("; saved.")
-    assert again == "sparring train --out 'a run' --resume --device cpu --no-tensorboard"
+    assert resume == "sparring train --out 'a run' --resume --device cpu --no-tensorboard"
     assert len(run_folder.read_metrics(tmp_path / "a run")) < 7
-    assert sparring(*shlex.split(again)[1:]).code == 0
+    assert sparring(*shlex.split(resume)[1:]).code == 0
     same_run(whole, tmp_path / "a run")
 
 
-def test_a_second_ctrl_c_stops_at_once(sparring, tmp_path, monkeypatch):
+def test_second_ctrl_c_stops_at_once(sparring, tmp_path, monkeypatch):
     def stuck(*args, stop, **kwargs):
         os.kill(os.getpid(), signal.SIGINT)
         assert stop()
         os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setattr(command, "train", stuck)
-    said = sparring("train", *QUICK, "--out", "run")
-    assert said.code == 130
-    said.one_line("interrupted before the run was started.")
+    result = sparring("train", *QUICK, "--out", "run")
+    assert result.code == 130
+    result.one_line("interrupted before the run was started.")
     assert not Path("run").exists()
     run_folder.create(Path("run"), find("fat-digits").config, "fat-digits")
     sparring("train", *QUICK, "--out", "run", "--overwrite").one_line("interrupted before the run was started.")
-    said = sparring("train", "--out", "run", "--resume")
-    said.one_line("since the last checkpoint are lost", "sparring train --out run --resume")
+    result = sparring("train", "--out", "run", "--resume")
+    result.one_line("since the last checkpoint are lost", "sparring train --out run --resume")
 
 
-def test_a_training_whose_reader_goes_away_stops(tmp_path):
+def test_closed_output_pipe_stops_training(tmp_path):
     """`sparring train ... | head -2`."""
     child = start("train", *LONG, "--out", "run", cwd=tmp_path)
     assert child.stdout is not None and child.stderr is not None
@@ -313,7 +315,7 @@ def test_a_training_whose_reader_goes_away_stops(tmp_path):
     assert len(run_folder.read_metrics(tmp_path / "run")) < 7
 
 
-def test_handlers_are_put_back():
+def test_signal_handlers_are_restored():
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     with stopping() as stop:
         assert not stop()
@@ -331,7 +333,7 @@ def test_only_a_second_ctrl_c_raises():
         flag.raised(signal.SIGINT, None)
 
 
-def test_a_stop_is_told_once_and_at_once(capfd):
+def test_stop_is_announced_once_and_immediately(capfd):
     flag = Flag()
     flag.raised(signal.SIGINT, None)
     assert capfd.readouterr().err == (
@@ -341,7 +343,7 @@ def test_a_stop_is_told_once_and_at_once(capfd):
     assert capfd.readouterr().err == ""
 
 
-def test_a_stop_that_nobody_can_be_told_of_is_one(monkeypatch):
+def test_stop_works_with_closed_standard_error(monkeypatch):
     def closed(number, text):
         raise OSError
 
@@ -351,14 +353,14 @@ def test_a_stop_that_nobody_can_be_told_of_is_one(monkeypatch):
     assert flag()
 
 
-def test_a_recipe_is_to_be_measured_by_the_protocol_of_its_expectation(sparring, finished):
-    said = sparring("train", "--out", finished, "--resume")
-    assert said.out.endswith(f"sparring evaluate {finished} --protocol mart --eps 0.3\n")
+def test_suggested_protocol_is_the_one_of_the_recipe(sparring, finished):
+    result = sparring("train", "--out", finished, "--resume")
+    assert result.out.endswith(f"sparring evaluate {finished} --protocol mart --eps 0.3\n")
     for name, recipe in RECIPES.items():
         assert PROTOCOLS[recipe.config.data] in evaluation.PROTOCOLS, name
 
 
-def test_devices():
+def test_pick_device():
     assert pick_device("cpu") == torch.device("cpu")
     assert pick_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
     for name in ("gpu", "mps", "cpu:x", "cuda:99", ""):
@@ -366,33 +368,33 @@ def test_devices():
             pick_device(name)
 
 
-def test_tensorboard_is_the_default(sparring, tmp_path):
+def test_tensorboard_is_on_by_default(sparring, tmp_path):
     words = [word for word in QUICK if word != "--no-tensorboard"]
     assert sparring("train", *words, "--epochs", "1", "--out", "run").code == 0
     assert list((tmp_path / "run").glob("events.out.tfevents*"))
-    (session,) = json.loads((tmp_path / "run" / run_folder.ENVIRONMENT).read_text())
-    assert {"sparring", "torch", "device", "command"} <= session.keys()
+    (entry,) = json.loads((tmp_path / "run" / run_folder.ENVIRONMENT).read_text())
+    assert {"sparring", "torch", "device", "command"} <= entry.keys()
 
 
-def test_a_curriculum_that_cannot_get_to_its_end_is_told():
+def test_note_on_a_curriculum_that_cannot_finish():
     config, data = find("cat-cifar10-resnet18").config, load("digits")
     assert not list(command._notes(config, data, torch.device("cuda")))
     (note,) = command._notes(replace(config, epochs=30), data, torch.device("cuda"))
     assert note.startswith("k grows at most every 11 epochs and cannot pass 3 of 10 in 30; less patience:")
 
 
-def test_a_finished_run_without_its_records(sparring, finished, tmp_path):
+def test_finished_run_without_metrics_is_a_user_error(sparring, finished, tmp_path):
     run = shutil.copytree(finished, tmp_path / "run")
     (run / run_folder.METRICS).unlink()
     sparring("train", "--out", run, "--resume").user_error("metrics.jsonl is damaged", "there are none.")
 
 
-def test_a_folder_name_that_checkpoints_cannot_have_and_a_seed_that_is_too_large(sparring, tmp_path):
+def test_non_utf8_folder_and_too_large_seed_are_refused(sparring, tmp_path):
     sparring("train", *QUICK, "--out", tmp_path / "l\udce4uf").user_error("is not UTF-8", "Choose another with --out")
     sparring("train", *QUICK, "--seed", 2**63).user_error("a seed must lie between 0 and 2^63 - 1")
 
 
-def test_a_folder_that_may_not_be_read_is_one_line(sparring, monkeypatch):
+def test_permission_error_is_one_line(sparring, monkeypatch):
     def forbidden(*args, **kwargs):
         raise PermissionError(errno.EACCES, "Permission denied", "run/config.json")
 

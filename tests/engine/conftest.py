@@ -10,7 +10,7 @@ from sparring.engine.attack.folded import fold
 
 @pytest.fixture
 def folded(monkeypatch):
-    """A small residual network, folded in fp32: by hand and by autograd."""
+    """A small residual network, folded in fp32: with hand-written passes, and with autograd."""
 
     def make(model, norm=True):
         torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Small networks to be rewritten: chains, residual blocks, batch-norm before and behind a convolution, odd widths."""
+"""Small networks to be rewritten: chains, residual blocks, batch-norm before and after a convolution, odd widths."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Blocks(nn.Module):
 
 
 class Uneven(nn.Module):
-    """Channels that are no whole sixteens, read by convolutions with and without a bias, grouped, and by nobody."""
+    """Channel counts that are not multiples of 16, before convolutions with and without a bias, grouped, and none."""
 
     def __init__(self):
         super().__init__()
@@ -55,7 +55,7 @@ class Uneven(nn.Module):
 
 
 class Before(nn.Module):
-    """Batch-norm before the convolution, as in wide ResNets: what it reads is read by a shortcut, too."""
+    """Batch-norm before the convolution, as in wide ResNets: a shortcut reads its input, too."""
 
     def __init__(self):
         super().__init__()
@@ -68,7 +68,7 @@ class Before(nn.Module):
 
 
 class Around(Chain):
-    """A batch-norm read by two, one of whom also reads what it reads; and one whose input was read before."""
+    """A batch-norm with two readers, one of which also reads its input; and one whose input has another reader."""
 
     def forward(self, x):
         h = self.conv1(x)
@@ -90,7 +90,7 @@ class Padded(Chain):
 
 
 class Residual(nn.Module):
-    """The first blocks of a ResNet-18: all its kinds of layers, few enough for the interpreter."""
+    """The first blocks of a ResNet-18: all its kinds of layers, few enough for Triton's interpreter."""
 
     def __init__(self):
         super().__init__()
@@ -103,7 +103,7 @@ class Residual(nn.Module):
 
 
 class OneBlock(nn.Module):
-    """A residual network of one block, small enough for whole attacks by the interpreter; `kind` breaks the pattern."""
+    """A residual network of one block, small enough for whole attacks in the interpreter; `kind` breaks the pattern."""
 
     def __init__(self, kind="plain"):
         super().__init__()
@@ -147,7 +147,7 @@ class Syncs(Plainest):
 
 
 class SyncsInGraph(Plainest):
-    """The same, written so that tracing succeeds: the folded graph holds the question to the device too."""
+    """The same, written so that tracing succeeds: the folded graph waits for the device too."""
 
     def forward(self, x):
         h = self.features(x)

@@ -1,4 +1,4 @@
-"""Streams and captures that are played: what waits for what, and what is launched where, without a GPU."""
+"""Fake streams and captures: they record what waits for what and what is launched where, without a GPU."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sparring.engine.cuda_graphs import Captured
 
 
 class Streams:
-    """`log` has it all in order; `make` gives a stream, and the one that is current at first is called main."""
+    """`log` holds all events in order; `make` returns a stream; the initial current stream is called main."""
 
     def __init__(self, monkeypatch) -> None:
         self.log: list[str] = []
@@ -40,8 +40,8 @@ class Streams:
 
         class Event:
             def record(self) -> None:
-                self.number = sum("event" in said and "waits" not in said for said in streams.log)
-                streams.say(f"event {self.number}")
+                self.number = sum("event" in line and "waits" not in line for line in streams.log)
+                streams.record(f"event {self.number}")
 
         return Event()
 
@@ -53,17 +53,17 @@ class Streams:
         finally:
             self.stack.pop()
 
-    def say(self, what: str) -> None:
+    def record(self, what: str) -> None:
         self.log.append(f"{self.stack[-1].name}: {what}")
 
     def take(self) -> list[str]:
-        """What was said since the last time."""
-        said, self.log[:] = list(self.log), []
-        return said
+        """Return and clear the log."""
+        lines, self.log[:] = list(self.log), []
+        return lines
 
 
 class Warm(Captured):
-    """A capture that warms up, as on a GPU, and replays by doing its work."""
+    """A capture that warms up, as on a GPU, and replays by running its work."""
 
     def __init__(self, work, pool):
         super().__init__(work, None)

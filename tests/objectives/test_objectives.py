@@ -81,7 +81,7 @@ def test_friendly_below_k_takes_fewer_steps(batch, friendly, original):
     assert taken[0] < taken[1]
 
 
-def test_the_inner_losses(batch):
+def test_inner_losses(batch):
     """TRADES ascends the KL, all others the cross-entropy."""
     model, x, y = batch
     for kind, loss in [(Madry, "ce"), (TRADES, "kl"), (MART, "ce")]:
@@ -133,7 +133,7 @@ def test_gradients_equal_autograd_on_the_equation(batch, name):
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_a_step_of_the_callers_own_loop_is_a_step_of_ours(batch, name):
+def test_step_in_a_custom_loop_equals_our_step(batch, name):
     """Same data, same loss, same gradients, bit for bit; and the modes of all modules are as they were."""
     model, x, y = batch
     objective = make(OBJECTIVES[name])
@@ -147,7 +147,7 @@ def test_a_step_of_the_callers_own_loop_is_a_step_of_ours(batch, name):
     assert modes == [module.training for module in model.modules()]
 
 
-def test_schedules_follow_the_progress_of_the_callers_own_loop():
+def test_schedules_follow_the_progress_of_a_custom_loop():
     fat = FAT(tau="0,1@40%,2@75%", eps="ramp:0..8/255@50%")
     taus = [fat.search(Progress.at_fraction(epoch / 20)).tau for epoch in range(1, 20)]
     assert taus == [0] * 7 + [1] * 7 + [2] * 5  # at 40 % of 20 epochs, 8 are done
@@ -165,10 +165,10 @@ def test_dat_stops_by_fosc_at_the_criterion_of_the_epoch(batch):
         expected = fosc_pgd(model, x, y, criterion=criterion, generator=seeded(), **ATTACK)
         assert torch.equal(found.x_adv, expected.x_adv)
         counts.append(int(found.backprops.sum()))
-    assert counts == sorted(set(counts))  # the smaller the criterion, the harder the data
+    assert counts == sorted(set(counts))  # a smaller criterion gives harder data
 
 
-def test_the_criterion_of_dat_falls_to_zero():
+def test_dat_criterion_falls_to_zero():
     """c_t = max(0, c_max (1 - t/T')), t epochs done: c_max 0.5, T' 100 of 120 (99.96 as a share in one decimal)."""
     for t in (0, 1, 50, 99, 100, 119):
         found = DAT(fosc="ramp:0.5..0@83.3%").search(Progress(1 + t, 120))
@@ -197,7 +197,7 @@ def test_ates_lies_between_fat_and_madry(batch):
         ([0.5] * 10, 10, 1),
     ],
 )
-def test_the_step_count_of_cat_grows_by_its_rule(accuracies, patience, k):
+def test_cat_step_count_grows_by_its_rule(accuracies, patience, k):
     history = [{"epoch": i, "own": accuracy} for i, accuracy in enumerate(accuracies, 1)]
     cat, progress = make(CAT, steps=4, patience=patience), Progress(len(history) + 1, 300, history)
     assert cat.search(progress).steps == cat.metrics(progress)["steps"] == cat.own_attack(progress)["steps"] == k
@@ -215,7 +215,7 @@ def test_cat_mixes_the_step_counts_up_to_k():
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_what_the_engine_can_capture(name):
+def test_searches_with_noise_and_projection_are_capturable(name):
     """PGD-K-tau, of the objectives that have its noise and projection; a ball of radius 0 holds the images alone."""
     objective = make(OBJECTIVES[name])
     assert isinstance(objective.search(BEGIN), KTauPGD) == hasattr(objective, "noise")
@@ -237,7 +237,7 @@ def test_without_projection_the_steps_are_the_bound(batch, kind):
     assert (held.x_adv - x).abs().max() <= 0.02 + 1e-12
 
 
-def test_standard_training_searches_nothing(batch):
+def test_standard_training_attacks_nothing(batch):
     found = find(Standard(), *batch)
     assert found.x_adv is batch[1]
     assert found.backprops.sum() == 0
@@ -279,7 +279,7 @@ def test_kl_may_start_at_the_image_with_noise():
     assert make(TRADES, start=None, noise=0.001).noise == 0.001
 
 
-def test_what_is_hardly_meant():
+def test_advice_on_unusual_settings():
     assert make(CAT, patience=10).advice(30) == [
         "k grows at most every 11 epochs and cannot pass 3 of 5 in 30; less patience: --attack.patience."
     ]

@@ -36,11 +36,11 @@ def test_builds_and_round_trips(recipe):
 
 @pytest.mark.parametrize("data", ["digits", "cifar10-resnet18"])
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_every_objective_has_one(objective, data):
+def test_every_objective_has_a_recipe(objective, data):
     assert recipes.find(f"{objective}-{data}").config.objective.name == objective
 
 
-# facts, section 4: where the learning rate and tau change, epochs 1-based.
+# Where the learning rate and tau change in the authors' code; epochs 1-based.
 CHANGES = {
     "madry": ([60, 90, 110], []),
     "fat": ([60, 90, 110], [51, 91]),
@@ -52,11 +52,11 @@ CHANGES = {
 
 
 @pytest.mark.parametrize(("name", "changes"), CHANGES.items())
-def test_the_schedules_change_where_the_authors_do(name, changes):
+def test_schedules_change_at_the_authors_epochs(name, changes):
     found = recipes.find(f"{name}-cifar10-resnet18").config
 
     def starts(schedule):
-        """Every change falls on the beginning of an epoch; looked for at each of its hundred parts."""
+        """The places of all changes, in steps of a hundredth of an epoch; they are starts of epochs."""
         places = [1 + hundredth / 100 for hundredth in range(100 * found.epochs)]
         values = [schedule.at(place, found.epochs) for place in places]
         return [places[i] for i in range(1, len(places)) if values[i] != values[i - 1]]
@@ -64,8 +64,8 @@ def test_the_schedules_change_where_the_authors_do(name, changes):
     assert (starts(found.lr), starts(getattr(found.objective, "tau", constant(0)))) == changes
 
 
-def test_the_other_systems_have_their_published_numbers():
-    """facts, section 4. What they share with Madry's is his."""
+def test_other_methods_have_their_published_settings():
+    """All other settings equal Madry's."""
     of = {name: recipes.find(f"{name}-cifar10-resnet18").config for name in ("madry", "fat", "dat", "cat", "ates")}
     madry, dat, ates = of["madry"], of["dat"], of["ates"]
     own = {"dat": {"step_size": 2 / 255}, "cat": {"step_size": 2 / 255, "patience": 10}, "ates": {}}
@@ -81,18 +81,18 @@ def test_the_other_systems_have_their_published_numbers():
 
 
 @pytest.mark.parametrize("data", ["digits", "cifar10-resnet18"])
-def test_options_of_any_objective_are_fat_with_that_option(data):
+def test_ema_and_awp_recipes_are_fat_with_one_change(data):
     fat, ema, awp = (recipes.find(f"{name}-{data}").config for name in ("fat", "fat-ema", "fat-awp"))
     assert 0.9 < ema.ema < 1 and replace(ema, ema=fat.ema) == fat
     assert awp.awp.at(awp.epochs, awp.epochs) == 0.005 and replace(awp, awp=fat.awp) == fat
 
 
-def test_the_search_without_projection_has_none():
+def test_no_projection_recipe_does_not_project():
     found = recipes.find("no-projection-digits").config
     assert not found.objective.project and found.objective.start is None
 
 
-def test_every_curriculum_can_get_to_its_end():
+def test_every_curriculum_can_reach_its_last_step_count():
     """CAT's k grows after patience + 1 epochs at the earliest."""
     for name in ("cat-digits", "cat-cifar10-resnet18"):
         found = recipes.find(name).config
@@ -100,7 +100,7 @@ def test_every_curriculum_can_get_to_its_end():
 
 
 def test_appendix_b_is_the_grid_of_the_paper():
-    """FAT at tau 0, 1, 3 and Madry, alpha 0.003 to 0.015, both networks; nothing else differs between two points."""
+    """FAT at tau 0, 1, 3 and Madry, alpha 0.003 to 0.015, both networks; two points differ in nothing else."""
     found = [recipe.config for recipe in recipes.groups()["no-projection"]]
     assert len(found) == 2 * 4 * 5
     points = {
@@ -118,11 +118,11 @@ def test_appendix_b_is_the_grid_of_the_paper():
         assert with_objective(replace(c, model=one.model), "fat", step_size=one.objective.step_size, tau=0) == one
 
 
-def test_a_group_is_no_recipe():
+def test_group_is_not_a_recipe():
     with pytest.raises(UserError, match=r"a group of 40 recipes. Choose one: sparring recipes no-projection"):
         recipes.find("no-projection")
 
 
-def test_unknown():
+def test_unknown_recipe_is_refused():
     with pytest.raises(UserError, match=r"unknown recipe 'fat-digit'. Did you mean 'fat-digits'"):
         recipes.find("fat-digit")

@@ -14,7 +14,7 @@ from sparring.training import run_folder
 QUICK = {"epochs": 1, "batch_size": 256, "device": "cpu"}
 
 
-def test_a_recipe_by_its_name_with_changes(tmp_path):
+def test_recipe_by_name_with_changes(tmp_path):
     fat = sparring.FAT(eps=0.1, step_size=0.05, steps=2, tau=1)
     model = sparring.train("fat-digits", out=tmp_path / "run", objective=fat, seed=3, **QUICK)
     run = run_folder.open_run(tmp_path / "run")
@@ -25,7 +25,7 @@ def test_a_recipe_by_its_name_with_changes(tmp_path):
         sparring.train("fat-digits", out=tmp_path / "run", **QUICK)
 
 
-def test_a_configuration(tmp_path):
+def test_train_takes_a_config(tmp_path):
     config = sparring.Config(objective=sparring.Standard(), epochs=1, batch_size=256, validation=120)
     assert not sparring.train(config, tmp_path / "run").training
     assert run_folder.open_run(tmp_path / "run").config == config
@@ -40,18 +40,18 @@ def test_a_configuration(tmp_path):
         ("fat-digits", {"eps": 0.1}, "Config has no 'eps'"),
     ],
 )
-def test_wrong_input_is_one_line(tmp_path, recipe, changes, message):
+def test_wrong_input_is_a_user_error(tmp_path, recipe, changes, message):
     with pytest.raises(sparring.UserError, match=message):
         sparring.train(recipe, out=tmp_path / "run", **changes)
 
 
-def test_every_public_name_is_there_and_documented():
+def test_public_names_are_documented():
     for name in sparring.__all__:
         value = getattr(sparring, name)
         assert name == "__version__" or value.__doc__, name
     assert not hasattr(sparring, "trian")
 
 
-def test_importing_brings_no_torch():
+def test_import_does_not_load_torch():
     code = "import sys, sparring; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

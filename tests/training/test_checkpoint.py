@@ -41,7 +41,7 @@ def test_views_and_shared_storage_are_written(tmp_path):
     assert torch.equal(found["b"], base[1:])
 
 
-def test_damage_is_noticed(tmp_path):
+def test_damage_is_detected(tmp_path):
     path = tmp_path / "x.safetensors"
     checkpoint.save(path, TENSORS, FACTS)
     whole = path.read_bytes()
@@ -63,7 +63,7 @@ def test_damage_is_noticed(tmp_path):
 
 @pytest.mark.parametrize("moment", ["write", "flush", "rename"])
 @pytest.mark.parametrize(("code", "message"), [(errno.ENOSPC, "the disk is full"), (errno.EACCES, "not writable")])
-def test_a_failed_save_keeps_the_old_file(tmp_path, monkeypatch, moment, code, message):
+def test_failed_save_keeps_the_old_file(tmp_path, monkeypatch, moment, code, message):
     path = tmp_path / "last.safetensors"
     checkpoint.save(path, TENSORS, FACTS)
     before = path.read_bytes()
@@ -80,14 +80,14 @@ def test_a_failed_save_keeps_the_old_file(tmp_path, monkeypatch, moment, code, m
     assert [entry.name for entry in tmp_path.iterdir()] == ["last.safetensors"]
 
 
-def test_a_folder_that_cannot_be_flushed_is_no_failure(tmp_path, monkeypatch):
+def test_folder_that_cannot_be_flushed_is_not_an_error(tmp_path, monkeypatch):
     """Some network file systems refuse it."""
-    really = os.fsync
+    original = os.fsync
 
     def picky(descriptor):
         if stat.S_ISDIR(os.fstat(descriptor).st_mode):
             raise OSError(errno.EINVAL, "Invalid argument")
-        really(descriptor)
+        original(descriptor)
 
     monkeypatch.setattr(os, "fsync", picky)
     checkpoint.save(tmp_path / "last.safetensors", TENSORS, FACTS)
@@ -95,6 +95,6 @@ def test_a_folder_that_cannot_be_flushed_is_no_failure(tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full; nothing to install")
-def test_a_really_full_device(tmp_path):
+def test_full_device_is_a_user_error(tmp_path):
     with pytest.raises(UserError, match="the disk is full"), checkpoint.replacing(tmp_path / "x"):
         Path("/dev/full").write_bytes(b"x" * 100_000)

@@ -28,8 +28,8 @@ def test_round_trip_through_json(name):
     assert config.from_json(json.loads(json.dumps(to_json(made)))) == made
 
 
-def test_a_file_of_version_0_1_is_read():
-    """It held the parameters of all objectives, and beta beside them; what its objective did not read is left out."""
+def test_file_of_version_0_1_is_read():
+    """It held the parameters of all objectives and, outside them, beta; unused ones are dropped."""
     attack = {"eps": "0.1", "step_size": 0.02, "steps": 7, "tau": "0,1@40%", "start": "normal", "noise": 0.0}
     attack |= {"project": True, "fosc": "ramp:0.5..0@83.3%", "margin": "ramp:0..1@100%", "patience": 10}
     attack |= {"rho": "0.1", "downhill": False, "share": 0.25}
@@ -47,12 +47,12 @@ def test_differences_name_the_fields():
     assert config.differences(SOME, with_objective(SOME, "madry")) == ["objective fat -> madry"]
 
 
-def test_another_objective_keeps_the_parameters_that_both_have():
+def test_changing_the_objective_keeps_common_parameters():
     assert with_objective(SOME, "mart", beta=2).objective.start == "normal"
     assert with_objective(SOME, "mart", beta=2).objective.beta == 2
 
 
-def test_an_unknown_field_is_refused():
+def test_unknown_field_is_refused():
     with pytest.raises(UserError, match="not written by this version of Sparring: it has a 'tua'"):
         config.from_json(to_json(SOME) | {"tua": 1})
     given = to_json(SOME)
@@ -93,7 +93,7 @@ def test_impossible_values_are_refused(changes):
         replace(SOME, **changes)
 
 
-def test_normalisation_is_of_the_training_data():
+def test_normalisation_uses_the_training_data():
     data = load("digits")
     assert config.model_facts(SOME, data)["normalize"] is None
     (mean,), (deviation,) = config.model_facts(replace(SOME, normalize=True), data)["normalize"]
@@ -102,7 +102,7 @@ def test_normalisation_is_of_the_training_data():
     assert deviation == pytest.approx(pixels.std().item())
 
 
-def test_in_python_schedules_are_numbers_or_lines():
+def test_schedules_may_be_numbers_or_strings():
     made = Config(lr=0.1, awp="0,0.005@10%", objective=FAT(eps=0.2, tau="0,1@40%"))
     assert made.lr == constant(0.1) and made.awp == parse("0,0.005@10%")
     assert made.objective.eps == constant(0.2) and made.objective.tau == parse("0,1@40%")

@@ -1,4 +1,4 @@
-"""Processes side by side: all end, or all are stopped, and nobody is left behind."""
+"""Processes side by side: all end, or all are stopped, and none is left running."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sparring.training.gpu_sharing import fair_share, one_gpu, run_together
 from sparring.training.run_folder import environment
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-# Says that it is there, and obeys a SIGTERM as sparring does: it "saves", says so and exits with 1.
+# Prints that it runs, and obeys SIGTERM as sparring does: it "saves", reports it and exits with 1.
 PATIENT = """
 import signal, sys, time
 def stop(*_):
@@ -31,8 +31,8 @@ def python(code, *words):
     return [sys.executable, "-c", code, *map(str, words)]
 
 
-def test_all_run_at_the_same_time_and_are_heard(tmp_path):
-    """Each waits for the other: one after the other they would never end."""
+def test_commands_run_in_parallel_and_their_output_is_passed_on(tmp_path):
+    """Each waits for the other: in sequence they would never end."""
     meet = """
 import sys, time, pathlib
 folder, me, other = pathlib.Path(sys.argv[1]), *sys.argv[2:]
@@ -40,55 +40,55 @@ folder, me, other = pathlib.Path(sys.argv[1]), *sys.argv[2:]
 while not (folder / other).exists(): time.sleep(0.01)
 print(me, "met", other)
 """
-    heard = []
+    output = []
     commands = [python(meet, tmp_path, "a", "b"), python(meet, tmp_path, "b", "a")]
-    assert run_together(commands, device=CPU, tell=heard.append)
-    assert sorted(heard) == ["a met b", "b met a"]
+    assert run_together(commands, device=CPU, tell=output.append)
+    assert sorted(output) == ["a met b", "b met a"]
 
 
-def test_cores_are_shared(monkeypatch):
+def test_cores_are_divided(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS")
     monkeypatch.setattr(os, "cpu_count", lambda: 9)
-    heard = []
-    run_together([python("import os; print(os.environ['OMP_NUM_THREADS'])")] * 2, device=CPU, tell=heard.append)
-    assert heard == ["4", "4"]
+    output = []
+    run_together([python("import os; print(os.environ['OMP_NUM_THREADS'])")] * 2, device=CPU, tell=output.append)
+    assert output == ["4", "4"]
 
 
 @pytest.mark.parametrize(
-    ("count", "share", "said"),
+    ("count", "share", "expected"),
     [(2, 100, "100"), (2, 25, "25"), (1, None, "100"), (2, None, "100"), (3, None, "66")],
 )
-def test_each_has_its_share(count, share, said, monkeypatch):
+def test_every_process_gets_its_share(count, share, expected, monkeypatch):
     monkeypatch.delenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", raising=False)
-    heard = []
-    says = "import os; print(os.environ['CUDA_MPS_ACTIVE_THREAD_PERCENTAGE'])"
-    run_together([python(says)] * count, device=CPU, share=share, tell=heard.append)
-    assert heard == [said] * count
+    output = []
+    code = "import os; print(os.environ['CUDA_MPS_ACTIVE_THREAD_PERCENTAGE'])"
+    run_together([python(code)] * count, device=CPU, share=share, tell=output.append)
+    assert output == [expected] * count
 
 
-def test_a_share_that_is_set_already_is_kept_unless_another_is_given(monkeypatch):
+def test_share_in_the_environment_is_kept_unless_one_is_given(monkeypatch):
     monkeypatch.setenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "20")
-    heard = []
-    says = "import os; print(os.environ['CUDA_MPS_ACTIVE_THREAD_PERCENTAGE'])"
+    output = []
+    code = "import os; print(os.environ['CUDA_MPS_ACTIVE_THREAD_PERCENTAGE'])"
     for share in (None, 100):
-        run_together([python(says)], device=CPU, share=share, tell=heard.append)
-    assert heard == ["20", "100"]
+        run_together([python(code)], device=CPU, share=share, tell=output.append)
+    assert output == ["20", "100"]
 
 
-def test_two_runs_go_to_each_processor():
+def test_fair_share():
     assert [fair_share(count) for count in (1, 2, 3, 4, 8, 11, 500)] == [100, 100, 66, 50, 25, 18, 1]
 
 
-def test_a_run_in_company_says_so():
-    heard = []
-    says = "from sparring.training import run_folder as r; print(r.environment(r.torch.device('cpu'))['at_once'])"
-    run_together([python(says)] * 3, device=CPU, tell=heard.append)
-    assert heard == ["3", "3", "3"] and environment(CPU)["at_once"] == 1
+def test_environment_records_the_number_of_parallel_runs():
+    output = []
+    code = "from sparring.training import run_folder as r; print(r.environment(r.torch.device('cpu'))['at_once'])"
+    run_together([python(code)] * 3, device=CPU, tell=output.append)
+    assert output == ["3", "3", "3"] and environment(CPU)["at_once"] == 1
 
 
-def test_one_that_fails_stops_the_others_which_save(tmp_path):
+def test_failure_stops_the_others_which_save(tmp_path):
     saved = tmp_path / "saved"
-    heard = []
+    output = []
     fails = """
 import sys, time, pathlib
 while not pathlib.Path(sys.argv[1]).exists(): time.sleep(0.01)
@@ -98,43 +98,43 @@ sys.exit("sparring: the disk is full.")
     ready = tmp_path / "ready"
 
     def tell(line):
-        heard.append(line)
+        output.append(line)
         ready.touch()
 
     with pytest.raises(RunFailed, match=r"^the disk is full\.$"):
         run_together([python(PATIENT, saved), python(fails, ready)], device=CPU, tell=tell)
-    assert heard == ["here"] and saved.read_text() == "saved"
+    assert output == ["here"] and saved.read_text() == "saved"
 
 
-def test_what_the_user_can_mend_stays_that():
+def test_user_error_stays_a_user_error():
     with pytest.raises(UserError, match=r"^no such folder\.$"):
         run_together(
             [python("import sys; print('sparring: no such folder.', file=sys.stderr); sys.exit(2)")], device=CPU
         )
 
 
-def test_one_that_fails_without_a_word():
+def test_silent_failure_reports_the_exit_status():
     with pytest.raises(RunFailed, match="exit status 7"):
         run_together([python("raise SystemExit(7)")], device=CPU)
 
 
-def test_a_stop_is_passed_on_and_is_no_failure(tmp_path):
-    heard = []
+def test_stop_is_passed_on_and_is_not_a_failure(tmp_path):
+    output = []
     commands = [python(PATIENT, tmp_path / str(number)) for number in range(2)]
-    assert not run_together(commands, device=CPU, stop=lambda: len(heard) == 2, tell=heard.append)
+    assert not run_together(commands, device=CPU, stop=lambda: len(output) == 2, tell=output.append)
     assert all((tmp_path / str(number)).read_text() == "saved" for number in range(2))
 
 
-def test_a_listener_who_goes_away_stops_them():
+def test_closed_output_stops_the_processes():
     def gone(line):
         raise BrokenPipeError
 
-    talks = "import time\nwhile True: print('still here', flush=True); time.sleep(0.01)"
+    prints = "import time\nwhile True: print('running', flush=True); time.sleep(0.01)"
     with pytest.raises(BrokenPipeError):
-        run_together([python(talks)], device=CPU, tell=gone)
+        run_together([python(prints)], device=CPU, tell=gone)
 
 
-def test_an_interrupt_leaves_nobody_behind(tmp_path):
+def test_interrupt_ends_all_processes(tmp_path):
     def impatient():
         if (tmp_path / "pid").exists():
             raise KeyboardInterrupt
@@ -149,7 +149,7 @@ def test_an_interrupt_leaves_nobody_behind(tmp_path):
 
 @pytest.fixture
 def mps(tmp_path, monkeypatch):
-    """A stand-in for NVIDIA's control program: it writes down how it was called."""
+    """A fake of NVIDIA's control program that records its calls."""
 
     def make(code):
         program = tmp_path / "nvidia-cuda-mps-control"
@@ -162,7 +162,7 @@ def mps(tmp_path, monkeypatch):
     return make
 
 
-def test_mps_runs_for_the_time_of_the_block(mps):
+def test_mps_runs_inside_the_block(mps):
     calls = mps(0)
     with one_gpu(CUDA) as shared:
         folder = shared["CUDA_MPS_PIPE_DIRECTORY"]
@@ -170,14 +170,14 @@ def test_mps_runs_for_the_time_of_the_block(mps):
     assert calls.read_text() == f"-d {folder}\n {folder}\n"
 
 
-def test_without_mps_or_where_it_runs_already_nothing_is_set(mps, monkeypatch):
+def test_environment_is_unchanged_without_mps_or_where_it_runs(mps, monkeypatch):
     calls = mps(1)
     with one_gpu(CUDA) as shared:
         assert shared == {}
-    assert len(calls.read_text().splitlines()) == 1  # asked, refused, and not told to quit
+    assert len(calls.read_text().splitlines()) == 1  # started once, refused, and not stopped
     with one_gpu(CPU) as shared:
         assert shared == {}
-    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/somebody/elses")
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/another/pipe")
     with one_gpu(CUDA) as shared:
         assert shared == {}
     assert len(calls.read_text().splitlines()) == 1

@@ -41,7 +41,7 @@ def same_run(one: Path, other: Path) -> None:
 
 
 def in_two_parts(config, folder: Path, moment: int) -> Path:
-    """Trained, stopped after so many steps, and continued to its end."""
+    """Train, stop after `moment` steps, and resume to the end."""
     steps = iter(range(1000))
     with pytest.raises(Interrupted):
         loop.train(config, folder, tensorboard=False, stop=lambda: next(steps) == moment - 1)
@@ -51,7 +51,7 @@ def in_two_parts(config, folder: Path, moment: int) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory, small) -> Path:
-    """`small`, left alone."""
+    """`small`, uninterrupted."""
     folder = tmp_path_factory.mktemp("whole") / "run"
     loop.train(small, folder, tensorboard=False)
     return folder
@@ -73,8 +73,8 @@ def test_every_objective_learns(tmp_path, small, objective):
 
 
 @pytest.mark.parametrize("objective", ["cat", "dat", "ates", "fat-by-loss", "fat-by-probability"])
-def test_an_attack_of_its_own_runs_beside_the_fast_engine(tmp_path, small, objective):
-    """The search takes its gradients from the engine's network, in eager steps: the weights agree but for rounding."""
+def test_uncaptured_searches_train_alike_with_the_fast_engine(tmp_path, small, objective):
+    """The search takes its gradients from the folded network, in eager steps: the weights agree up to rounding."""
     config = with_objective(replace(small, epochs=1), objective)
     plain, fast = (
         loop.train(config, tmp_path / kind, tensorboard=False, engine=kind).state_dict() for kind in ("plain", "fast")
@@ -82,7 +82,7 @@ def test_an_attack_of_its_own_runs_beside_the_fast_engine(tmp_path, small, objec
     assert all(torch.allclose(plain[name], fast[name], rtol=1e-2, atol=1e-3) for name in plain)
 
 
-def test_such_an_attack_never_calls_the_model_that_is_trained(tmp_path, small, monkeypatch):
+def test_uncaptured_search_uses_the_folded_network(tmp_path, small, monkeypatch):
     seen = []
     real = FOSCPGD.__call__
     monkeypatch.setattr(FOSCPGD, "__call__", lambda self, model, *rest: seen.append(model) or real(self, model, *rest))
@@ -90,12 +90,12 @@ def test_such_an_attack_never_calls_the_model_that_is_trained(tmp_path, small, m
     assert {type(model).__name__ for model in seen} == {"Folded"}
 
 
-def test_a_folder_may_be_a_word(tmp_path, small):
+def test_folder_may_be_a_string(tmp_path, small):
     loop.train(replace(small, epochs=1), str(tmp_path / "run"), tensorboard=False)
     assert (tmp_path / "run" / "last.safetensors").is_file()
 
 
-def test_the_run_folder(tmp_path, small):
+def test_run_folder_holds_all_files(tmp_path, small):
     loop.train(small, tmp_path / "run", recipe="some")
     names = {path.name for path in (tmp_path / "run").iterdir()}
     assert {run_folder.CONFIG, run_folder.ENVIRONMENT, run_folder.METRICS, run_folder.LAST, run_folder.BEST} <= names
@@ -109,7 +109,7 @@ def test_the_run_folder(tmp_path, small):
     assert best.facts["model"]["name"] == "tiny_cnn"
 
 
-def test_the_best_checkpoint_measures_what_was_recorded(tmp_path, small):
+def test_best_checkpoint_reproduces_its_metrics(tmp_path, small):
     from sparring.data import hold_out
     from sparring.models import build
     from sparring.seeds import derive_seed
@@ -123,7 +123,7 @@ def test_the_best_checkpoint_measures_what_was_recorded(tmp_path, small):
     assert (natural, robust) == (best.facts["metrics"]["natural"], best.facts["metrics"]["pgd10"])
 
 
-def test_same_seed_same_run_and_another_seed_another(tmp_path, small):
+def test_seed_determines_the_run(tmp_path, small):
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
         loop.train(replace(small, seed=seed), tmp_path / name, tensorboard=False)
     same_run(tmp_path / "a", tmp_path / "b")
@@ -131,7 +131,7 @@ def test_same_seed_same_run_and_another_seed_another(tmp_path, small):
         same_run(tmp_path / "a", tmp_path / "c")
 
 
-def test_training_leaves_the_global_random_state(tmp_path, small):
+def test_training_leaves_the_global_random_state_unchanged(tmp_path, small):
     state = torch.get_rng_state()
     loop.train(replace(small, epochs=1), tmp_path / "run", tensorboard=False)
     assert torch.equal(torch.get_rng_state(), state)
@@ -139,13 +139,13 @@ def test_training_leaves_the_global_random_state(tmp_path, small):
 
 @pytest.mark.parametrize("moment", [1, 4, 5, 6, 9, 14])
 def test_stopping_and_resuming_is_exact(tmp_path, small, whole, moment):
-    """Five steps an epoch: before, at and after its end, and in a later epoch."""
+    """Five steps an epoch: stops before, at and after its end, and in a later epoch."""
     same_run(whole, in_two_parts(small, tmp_path / "parts", moment))
 
 
 @pytest.mark.parametrize("engine", ["plain", "fast"])
-def test_awp_acts_from_where_its_schedule_says(tmp_path, small, engine):
-    """0 in the first epoch and 0.01 in the second: the same weights after one, others after two."""
+def test_awp_follows_its_schedule(tmp_path, small, engine):
+    """0 in the first epoch and 0.01 in the second: equal weights after one, different ones after two."""
     config = replace(small, epochs=2)
     perturbed = replace(config, awp=parse("0,0.01@2"))
     for name, each in (("without", config), ("with", perturbed)):
@@ -158,7 +158,7 @@ def test_awp_acts_from_where_its_schedule_says(tmp_path, small, engine):
 
 
 @pytest.mark.parametrize(("objective", "name"), [("dat", "fosc"), ("ates", "margin"), ("fat-by-loss", "rho")])
-def test_the_record_holds_the_schedule_of_the_objective(tmp_path, small, objective, name):
+def test_metrics_hold_the_schedule_of_the_objective(tmp_path, small, objective, name):
     schedule = parse("ramp:0.4..0.2")
     loop.train(with_objective(small, objective, **{name: schedule}), tmp_path / "run", tensorboard=False)
     records = run_folder.read_metrics(tmp_path / "run")
@@ -167,8 +167,8 @@ def test_the_record_holds_the_schedule_of_the_objective(tmp_path, small, objecti
 
 
 @pytest.mark.parametrize("engine", ["plain", "fast"])
-def test_a_search_without_projection_trains(tmp_path, small, engine):
-    """Four steps of 0.1 leave a ball of 0.05: the data are others, and so are the weights."""
+def test_training_without_projection(tmp_path, small, engine):
+    """Four steps of 0.1 leave a ball of 0.05: other adversarial data, other weights."""
     far = {"eps": 0.05, "step_size": 0.1, "start": None, "tau": 3}
     both = [with_objective(replace(small, epochs=1), project=project, **far) for project in (True, False)]
     held, free = (
@@ -177,16 +177,16 @@ def test_a_search_without_projection_trains(tmp_path, small, engine):
     )
     assert any(not torch.equal(held[name], free[name]) for name in held)
     one, other = (run_folder.read_metrics(tmp_path / name)[0] for name in "01")
-    assert one["loss"] < other["loss"]  # what is further away is harder
+    assert one["loss"] < other["loss"]  # more distant data are harder
     assert run_folder.open_run(tmp_path / "1").config == both[1]
 
 
-def test_resuming_what_was_never_begun_begins_it(tmp_path, small, whole):
+def test_resuming_a_missing_run_starts_it(tmp_path, small, whole):
     loop.train(small, tmp_path / "other", resume=True, tensorboard=False)
     same_run(whole, tmp_path / "other")
 
 
-def test_resuming_what_is_finished_changes_nothing(tmp_path, small):
+def test_resuming_a_finished_run_changes_nothing(tmp_path, small):
     loop.train(small, tmp_path / "run", tensorboard=False)
     before = (tmp_path / "run" / run_folder.METRICS).read_bytes(), (tmp_path / "run" / run_folder.LAST).read_bytes()
     loop.train(small, tmp_path / "run", resume=True, tensorboard=False)
@@ -219,7 +219,7 @@ loop.train(config, Path(sys.argv[2]), resume=True, tensorboard=False, tracker=Wa
 """
 
 
-def test_killed_ten_times_at_random_moments(tmp_path, small):
+def test_run_killed_ten_times_resumes_bitwise(tmp_path, small):
     config = replace(small, epochs=12, batch_size=64, lr=parse("one-cycle:0.1"))
     run_folder.create(tmp_path / "config", config, "")
     began = time.perf_counter()
@@ -246,14 +246,14 @@ def test_killed_ten_times_at_random_moments(tmp_path, small):
     same_run(tmp_path / "whole", tmp_path / "killed")
 
 
-def test_short_epochs_are_not_all_saved_and_resume_exactly_from_the_one_that_was(tmp_path, small, whole, monkeypatch):
-    """The first end is saved, the next ones once it is worth it; best and last are always of the same moment."""
+def test_short_epochs_are_saved_rarely_and_resume_exactly(tmp_path, small, whole, monkeypatch):
+    """The first epoch's end is saved, later ones only after a while; best and last are always saved at once."""
     saves = []
-    really = state.Saver.save
+    original = state.Saver.save
 
     def save(self):
         saves.append(self.state.epoch - 1)
-        return really(self)
+        return original(self)
 
     monkeypatch.setattr(state.Saver, "save", save)
 
@@ -265,34 +265,34 @@ def test_short_epochs_are_not_all_saved_and_resume_exactly_from_the_one_that_was
             if record["epoch"] == 2:
                 raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):  # as a power cut would: nothing is saved on the way out
+    with pytest.raises(KeyboardInterrupt):  # like a power cut: nothing is saved on exit
         loop.train(small, tmp_path / "run", tensorboard=False, tracker=Leave())
     assert saves == [1]
     best = checkpoint.load(tmp_path / "run" / run_folder.BEST)
     assert best.facts["epoch"] == 1
     loop.train(small, tmp_path / "run", resume=True, tensorboard=False)
-    assert saves == [1, 2, 3]  # a resumed run saves its first end too
+    assert saves == [1, 2, 3]  # a resumed run saves its first epoch's end too
     same_run(whole, tmp_path / "run")
 
 
 def full_disk(monkeypatch, is_full):
-    """Writes of checkpoints for which `is_full` says so end in the middle."""
+    """Let writes of checkpoints for which `is_full` is true fail halfway."""
     monkeypatch.setattr(loop, "SAVE_AT_ENDS", 0.0)
     written = iter(range(1, 100))
-    really = Path.write_bytes
+    original = Path.write_bytes
 
     def write(self, data):
         if is_full(next(written)):
-            really(self, data[: len(data) // 2])
+            original(self, data[: len(data) // 2])
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return really(self, data)
+        return original(self, data)
 
     monkeypatch.setattr(Path, "write_bytes", write)
 
 
 @pytest.mark.parametrize("nth", [1, 2, 3, 4, 5])
-def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path, small, whole, monkeypatch, nth):
-    """From the nth write of a checkpoint on all fail; once there is room the run goes on as if nothing had been."""
+def test_full_disk_keeps_the_last_good_checkpoint(tmp_path, small, whole, monkeypatch, nth):
+    """From the nth write of a checkpoint on all fail; with room again, the run resumes exactly."""
     full_disk(monkeypatch, lambda count: count >= nth)
     with pytest.raises(UserError, match="the disk is full"):
         loop.train(small, tmp_path / "run", tensorboard=False)
@@ -304,13 +304,13 @@ def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path, small, whole, monk
 
 
 @pytest.mark.parametrize("nth", [1, 2, 3, 4])
-def test_a_disk_that_was_full_for_a_moment_costs_nothing(tmp_path, small, whole, monkeypatch, nth):
+def test_briefly_full_disk_costs_nothing(tmp_path, small, whole, monkeypatch, nth):
     full_disk(monkeypatch, lambda count: count == nth)
     loop.train(small, tmp_path / "run", tensorboard=False)
     same_run(whole, tmp_path / "run")
 
 
-def test_a_loss_that_is_not_finite_stops_before_the_update(tmp_path, small):
+def test_non_finite_loss_stops_before_the_update(tmp_path, small):
     config = replace(small, lr=parse("0.05,1e30@2"), epochs=3)
     with pytest.raises(RunFailed, match=r"not finite by epoch 2, step \d .*lower --lr"):
         loop.train(config, tmp_path / "run", tensorboard=False)
@@ -321,8 +321,8 @@ def test_a_loss_that_is_not_finite_stops_before_the_update(tmp_path, small):
     assert [record["epoch"] for record in run_folder.read_metrics(tmp_path / "run")] == [1]
 
 
-def test_a_cut_between_best_and_last_leaves_the_newer_best_to_beat(tmp_path, small, monkeypatch):
-    """On a GPU a repeated epoch may end a little worse than the one that was lost."""
+def test_interruption_between_best_and_last_keeps_the_newer_best(tmp_path, small, monkeypatch):
+    """On a GPU a repeated epoch may end slightly worse than the lost one."""
     loop.train(replace(small, epochs=1), tmp_path / "run", tensorboard=False)
     run = run_folder.open_run(tmp_path / "run")
     best = checkpoint.load(tmp_path / "run" / run_folder.BEST)
@@ -337,7 +337,7 @@ def test_a_cut_between_best_and_last_leaves_the_newer_best_to_beat(tmp_path, sma
     assert checkpoint.load(tmp_path / "run" / run_folder.BEST).facts["metrics"] == lost
 
 
-def test_a_last_batch_of_one_image_is_refused(tmp_path, small):
+def test_last_batch_of_one_image_is_refused(tmp_path, small):
     images = len(load("digits").train) - small.validation
     config = replace(small, model="resnet18", batch_size=images - 1)
     with pytest.raises(UserError, match=r"one image, and batch-norm needs two. Use --batch-size \d+"):
@@ -345,21 +345,21 @@ def test_a_last_batch_of_one_image_is_refused(tmp_path, small):
     assert not (tmp_path / "run").exists()
 
 
-def test_weights_are_drawn_without_touching_cuda(tmp_path, small, monkeypatch):
+def test_weights_are_initialised_without_cuda(tmp_path, small, monkeypatch):
     seeded = []
     monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded.append)
     loop.begin(small, config_facts(small, load("digits")), torch.device("cpu"))
     assert not seeded
 
 
-def test_what_is_refused_makes_no_folder(tmp_path, small):
+def test_refused_configuration_creates_no_folder(tmp_path, small):
     for changes in ({"model": "resnet"}, {"validation": 5000}, {"data": "digit"}):
         with pytest.raises(UserError):
             loop.train(replace(small, **changes), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
-def test_normalisation_travels_with_the_model(tmp_path, small):
+def test_normalisation_is_saved_with_the_model(tmp_path, small):
     loop.train(replace(small, epochs=1, normalize=True), tmp_path / "run", tensorboard=False)
     last = checkpoint.load(tmp_path / "run" / run_folder.LAST)
     assert last.facts["model"]["normalize"] is not None

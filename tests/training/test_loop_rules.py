@@ -1,4 +1,4 @@
-"""Objectives that set their own pace: what they learn from a run is in its records, so they resume exactly too."""
+"""Objectives that adapt to the run: their state is in its metrics, so they resume exactly too."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.training.test_loop import in_two_parts, same_run
 
 @pytest.fixture(scope="module")
 def lessons(tmp_path_factory, small):
-    """Curriculum training whose step count has grown by the end, left alone."""
+    """Uninterrupted curriculum training whose step count has grown by the end."""
     config = with_objective(small, "cat", eps=0.1, step_size=0.02, steps=9, patience=1)
     config = replace(config, epochs=6, lr=parse("0.05,0.001@3"))
     folder = tmp_path_factory.mktemp("lessons") / "run"
@@ -31,7 +31,7 @@ def lessons(tmp_path_factory, small):
     return config, folder
 
 
-def test_the_step_count_of_cat_follows_from_the_records(lessons):
+def test_cat_step_count_follows_from_the_metrics(lessons):
     """k_i is uniform in 0..k, so the epoch's mean is about k / 2 (1,317 images: a standard error of at most 0.03)."""
     config, folder = lessons
     records = run_folder.read_metrics(folder)
@@ -43,7 +43,7 @@ def test_the_step_count_of_cat_follows_from_the_records(lessons):
         assert record["backprops"] == pytest.approx(k / 2, abs=0.15)
 
 
-def test_cat_watches_its_own_attack(lessons):
+def test_cat_measures_its_own_attack(lessons):
     """The k-accuracy of the last epoch: held-out images under PGD-k, at the attack's own radius and step size."""
     config, folder = lessons
     last = run_folder.read_metrics(folder)[-1]
@@ -69,7 +69,7 @@ def test_cat_resumes_exactly_with_its_step_count(tmp_path, lessons, moment):
 
 @pytest.fixture(scope="module")
 def paces(tmp_path_factory, small):
-    """FAT whose tau follows the steps of the epoch before, left alone."""
+    """Uninterrupted FAT whose tau follows the steps of the previous epoch."""
     config = with_objective(small, "fat-paced", eps=0.1, step_size=0.03, steps=4, share=0.75)
     config = replace(config, epochs=4, batch_size=64, augment="none", lr=constant(0.05))
     folder = tmp_path_factory.mktemp("paces") / "run"
@@ -77,7 +77,7 @@ def paces(tmp_path_factory, small):
     return config, folder
 
 
-def test_the_record_holds_the_tau_that_was_used(tmp_path, paces):
+def test_metrics_hold_the_tau_that_was_used(tmp_path, paces):
     """An epoch run with the recorded tau as its schedule is the same epoch."""
     config, folder = paces
     records = run_folder.read_metrics(folder)
@@ -86,18 +86,18 @@ def test_the_record_holds_the_tau_that_was_used(tmp_path, paces):
     assert used == [math.floor(0.75 * backprops) for backprops in before]
     assert len(set(used)) > 1 and used[0] == 0
     written = ",".join([str(used[0]), *(f"{tau}@{epoch}" for epoch, tau in enumerate(used[1:], 2))])
-    told = with_objective(config, "fat", tau=written)
-    loop.train(told, tmp_path / "told", tensorboard=False)
-    same_run(folder, tmp_path / "told")
+    fixed = with_objective(config, "fat", tau=written)
+    loop.train(fixed, tmp_path / "fixed", tensorboard=False)
+    same_run(folder, tmp_path / "fixed")
 
 
 @pytest.mark.parametrize("moment", [19, 30, 60])
-def test_a_tau_by_rule_resumes_exactly(tmp_path, paces, moment):
+def test_tau_by_rule_resumes_exactly(tmp_path, paces, moment):
     config, whole = paces
     same_run(whole, in_two_parts(config, tmp_path / "parts", moment))
 
 
-def test_a_run_whose_records_were_damaged_does_not_go_on_as_another(tmp_path, small):
+def test_run_with_damaged_metrics_is_refused(tmp_path, small):
     config = with_objective(replace(small, epochs=4), "cat", patience=1)
     with pytest.raises(Interrupted):
         loop.train(config, tmp_path / "run", stop=lambda: len(run_folder.read_metrics(tmp_path / "run")) == 3)

@@ -21,7 +21,7 @@ def test_create_and_open(tmp_path, small):
     assert found.last() is None
 
 
-def test_a_run_is_not_overwritten_unless_asked(tmp_path, small):
+def test_run_is_overwritten_only_on_request(tmp_path, small):
     run = run_folder.create(tmp_path, small, "one")
     run.save(run_folder.LAST, {"model.a": torch.ones(1)}, {})
     with pytest.raises(UserError, match=r"already holds a run\. Continue it with --resume"):
@@ -34,19 +34,19 @@ def test_a_run_is_not_overwritten_unless_asked(tmp_path, small):
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
-def test_a_folder_of_something_else_is_refused(tmp_path, small):
+def test_other_folder_is_refused(tmp_path, small):
     (tmp_path / "thesis.tex").write_text("")
     with pytest.raises(UserError, match="not a run folder"):
         run_folder.create(tmp_path, small, "")
 
 
-def test_a_folder_that_cannot_be_made(tmp_path, small):
+def test_folder_that_cannot_be_created_is_a_user_error(tmp_path, small):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot make the folder"):
         run_folder.create(tmp_path / "file" / "run", small, "")
 
 
-def test_opening_what_is_no_run(tmp_path):
+def test_opening_a_folder_without_a_run_is_a_user_error(tmp_path):
     with pytest.raises(UserError, match="holds no run"):
         run_folder.open_run(tmp_path)
     (tmp_path / run_folder.CONFIG).write_text("{")
@@ -54,7 +54,7 @@ def test_opening_what_is_no_run(tmp_path):
         run_folder.open_run(tmp_path)
 
 
-def test_metrics_survive_a_cut_line_and_are_trimmed(tmp_path, small):
+def test_truncated_line_is_dropped_and_metrics_are_trimmed(tmp_path, small):
     run = run_folder.create(tmp_path, small, "")
     for epoch in (1, 2, 3):
         run.record({"epoch": epoch})
@@ -65,16 +65,16 @@ def test_metrics_survive_a_cut_line_and_are_trimmed(tmp_path, small):
     assert (tmp_path / run_folder.METRICS).read_text() == '{"epoch": 1}\n{"epoch": 2}\n'
 
 
-def test_leftovers_of_a_kill_are_swept_by_who_trains(tmp_path, small):
+def test_temporary_files_are_swept_only_before_training(tmp_path, small):
     run_folder.create(tmp_path, small, "")
     (tmp_path / ".last.safetensors.123.tmp").write_bytes(b"half")
-    run_folder.open_run(tmp_path)  # somebody looks: it may be training, and half-written for a good reason
+    run_folder.open_run(tmp_path)  # reading sweeps nothing: a training process may be writing
     assert list(tmp_path.glob(".*.tmp"))
     run_folder.sweep(tmp_path)
     assert not list(tmp_path.glob(".*.tmp"))
 
 
-def test_a_folder_is_trained_by_one_process_at_a_time(tmp_path, small):
+def test_folder_is_locked_during_training(tmp_path, small):
     code = """
 import sys, time
 from pathlib import Path
@@ -92,11 +92,11 @@ with run_folder.claimed(Path(sys.argv[1])):
     finally:
         other.kill()
         other.communicate()
-    with run_folder.claimed(folder):  # whoever is gone holds nothing
+    with run_folder.claimed(folder):  # a dead process holds no lock
         assert list(folder.iterdir()) == []
 
 
-def test_a_file_system_without_locks(tmp_path, monkeypatch):
+def test_file_system_without_locks_works(tmp_path, monkeypatch):
     def none(*given):
         raise OSError(errno.ENOLCK, "No locks available")
 
@@ -105,7 +105,7 @@ def test_a_file_system_without_locks(tmp_path, monkeypatch):
         assert (tmp_path / "run").is_dir()
 
 
-def test_environment_has_one_entry_per_session_and_no_absolute_path(tmp_path, small, monkeypatch):
+def test_environment_has_one_entry_per_start_and_no_absolute_path(tmp_path, small, monkeypatch):
     monkeypatch.setattr("sys.argv", ["/somewhere/bin/sparring", "train", "fat-digits"])
     run_folder.create(tmp_path, small, "")
     for _ in range(2):
@@ -122,15 +122,15 @@ def test_environment_has_one_entry_per_session_and_no_absolute_path(tmp_path, sm
     ("typed", "noted"),
     [
         (["/some/where/sparring/__main__.py", "train"], "sparring train"),
-        (["bin/gpu.py", "--names", "rho 1"], "gpu.py --names 'rho 1'"),
+        (["bin/sweep.py", "--names", "rho 1"], "sweep.py --names 'rho 1'"),
     ],
 )
-def test_the_command_as_one_types_it(typed, noted, monkeypatch):
+def test_command_is_recorded_as_typed(typed, noted, monkeypatch):
     monkeypatch.setattr("sys.argv", typed)
     assert run_folder.environment(torch.device("cpu"))["command"] == noted
 
 
-def test_where_a_checkpoint_stands():
+def test_stage_of_a_checkpoint():
     places = [{"epoch": 2}, {"epoch": 2, "step": 0}, {"epoch": 0, "step": 1}, {"epoch": 2, "step": 11}]
-    told = ["epoch 2", "epoch 2", "epoch 0 and 1 step", "epoch 2 and 11 steps"]
-    assert [run_folder.stage(facts) for facts in places] == told
+    expected = ["epoch 2", "epoch 2", "epoch 0 and 1 step", "epoch 2 and 11 steps"]
+    assert [run_folder.stage(facts) for facts in places] == expected

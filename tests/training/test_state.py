@@ -15,13 +15,13 @@ from sparring.training.state import Saver, restore
 CPU = torch.device("cpu")
 
 
-def begun(config):
+def start(config):
     facts = model_facts(config, load("digits"))
     return loop.begin(config, facts, CPU), facts
 
 
-def test_the_best_is_kept_as_it_was_and_written_with_the_rest(tmp_path, small):
-    state, facts = begun(small)
+def test_best_is_copied_and_written_with_the_next_save(tmp_path, small):
+    state, facts = start(small)
     saver = Saver(run_folder.create(tmp_path / "run", small, ""), state, facts, None)
     assert saver.idle == float("inf")
     before = {name: tensor.clone() for name, tensor in state.model.state_dict().items()}
@@ -38,39 +38,39 @@ def test_the_best_is_kept_as_it_was_and_written_with_the_rest(tmp_path, small):
     assert saver.pending is None and saver.idle < 60
 
 
-def test_a_checkpoint_is_of_its_moment_and_the_run_goes_on_meanwhile(tmp_path, small, monkeypatch):
-    state, facts = begun(small)
+def test_checkpoint_is_a_snapshot_written_in_the_background(tmp_path, small, monkeypatch):
+    state, facts = start(small)
     run = run_folder.create(tmp_path / "run", small, "")
-    go, really = threading.Event(), run_folder.RunFolder.save
+    go, original = threading.Event(), run_folder.RunFolder.save
 
     def slow(self, *file):
         assert go.wait(60)
-        really(self, *file)
+        original(self, *file)
 
     monkeypatch.setattr(run_folder.RunFolder, "save", slow)
     before = {name: tensor.clone() for name, tensor in state.model.state_dict().items()}
     with Saver(run, state, facts, None) as saver:
-        saver.save()  # returns though nothing is written yet
+        saver.save()  # returns before anything is written
         assert not (tmp_path / "run" / run_folder.LAST).exists()
         with torch.no_grad():
             for parameter in state.model.parameters():
                 parameter.add_(1.0)
         state.step = 5
         go.set()
-    saved = checkpoint.load(tmp_path / "run" / run_folder.LAST)  # the context has waited for it
+    saved = checkpoint.load(tmp_path / "run" / run_folder.LAST)  # leaving the context waits for it
     assert saved.facts["step"] == 0
     assert all(torch.equal(saved.part("model")[name], tensor) for name, tensor in before.items())
 
 
-def test_what_cannot_be_written_is_said_and_tried_again(tmp_path, small, monkeypatch):
-    state, facts = begun(small)
+def test_failed_save_is_raised_and_retried(tmp_path, small, monkeypatch):
+    state, facts = start(small)
     run = run_folder.create(tmp_path / "run", small, "")
-    really, room = run_folder.RunFolder.save, []
+    original, room = run_folder.RunFolder.save, []
 
     def full(self, *file):
         if not room:
             raise UserError("the disk is full.")
-        really(self, *file)
+        original(self, *file)
 
     monkeypatch.setattr(run_folder.RunFolder, "save", full)
     with pytest.raises(UserError, match="full"), Saver(run, state, facts, None) as saver:
@@ -80,16 +80,16 @@ def test_what_cannot_be_written_is_said_and_tried_again(tmp_path, small, monkeyp
         saver.keep(state.model, {"epoch": 1, "pgd10": 0.5})
         saver.save()
         with pytest.raises(UserError, match="full"):
-            saver.save()  # the next one says it
+            saver.save()  # the next save raises it
         room.append(True)
         state.step = 9
         saver.save()
     best, last = (checkpoint.load(tmp_path / "run" / name) for name in (run_folder.BEST, run_folder.LAST))
-    assert last.facts["step"] == 9 and best.facts["epoch"] == 1  # the best was not forgotten
+    assert last.facts["step"] == 9 and best.facts["epoch"] == 1  # the best is written too
 
 
-def test_a_state_comes_back_with_momentum_place_and_sums(tmp_path, small):
-    state, facts = begun(small)
+def test_state_is_restored(tmp_path, small):
+    state, facts = start(small)
     for parameter in state.model.parameters():
         state.optimizer.state[parameter]["momentum_buffer"] = torch.randn_like(parameter)
     state.epoch, state.step, state.tally.images = 3, 7, 21
@@ -99,7 +99,7 @@ def test_a_state_comes_back_with_momentum_place_and_sums(tmp_path, small):
     with Saver(run_folder.create(tmp_path / "run", small, ""), state, facts, average) as saver:
         saver.save()
     saved = run_folder.open_run(tmp_path / "run").last()
-    other, _ = begun(small)
+    other, _ = start(small)
     with torch.no_grad():
         for parameter in other.model.parameters():
             parameter.zero_()
@@ -111,15 +111,15 @@ def test_a_state_comes_back_with_momentum_place_and_sums(tmp_path, small):
     assert set(saved.part("average")) == set(average.state())
 
 
-def test_the_last_checkpoint_is_tried_again_at_the_end(tmp_path, small, monkeypatch):
-    state, facts = begun(small)
-    really, tries = run_folder.RunFolder.save, []
+def test_last_checkpoint_is_retried_at_the_end(tmp_path, small, monkeypatch):
+    state, facts = start(small)
+    original, tries = run_folder.RunFolder.save, []
 
     def full_once(self, *file):
         tries.append(file[0])
         if len(tries) == 1:
             raise UserError("the disk is full.")
-        really(self, *file)
+        original(self, *file)
 
     monkeypatch.setattr(run_folder.RunFolder, "save", full_once)
     with Saver(run_folder.create(tmp_path / "run", small, ""), state, facts, None) as saver:
@@ -129,18 +129,18 @@ def test_the_last_checkpoint_is_tried_again_at_the_end(tmp_path, small, monkeypa
         tries == [run_folder.LAST, run_folder.LAST]
         and checkpoint.load(tmp_path / "run" / run_folder.LAST).facts["step"] == 7
     )
-    assert saver.handed == []  # nothing is held for longer than it takes to write
+    assert saver.handed == []  # copies are freed once they are written
 
 
-def test_what_is_tried_again_is_what_was_handed_over_last(tmp_path, small, monkeypatch):
-    state, facts = begun(small)
-    really, tries = run_folder.RunFolder.save, []
+def test_retry_writes_the_newest_state(tmp_path, small, monkeypatch):
+    state, facts = start(small)
+    original, tries = run_folder.RunFolder.save, []
 
     def full_twice(self, *file):
         tries.append(file[2]["step"])
         if len(tries) in (1, 3):
             raise UserError("the disk is full.")
-        really(self, *file)
+        original(self, *file)
 
     monkeypatch.setattr(run_folder.RunFolder, "save", full_twice)
     with Saver(run_folder.create(tmp_path / "run", small, ""), state, facts, None) as saver:

@@ -1,4 +1,4 @@
-"""TensorBoard's events: a convenience that ends no run."""
+"""TensorBoard's events: a failure to write them ends no run."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ def test_numbers_are_written(tmp_path):
 
 
 @pytest.mark.parametrize("broken", ["add_scalar", "close"])
-def test_a_full_disk_ends_the_events_and_not_the_run(tmp_path, broken, monkeypatch, capsys):
+def test_full_disk_ends_the_events_and_not_the_run(tmp_path, broken, monkeypatch, capsys):
     board = TensorBoard(tmp_path, 1)
     monkeypatch.setattr(board.writer, broken, full)
     for epoch in (1, 2):
         board.add({"epoch": epoch, "natural": 0.5})
     board.close()
-    said = capsys.readouterr().err
-    assert said == f"note: no more events for TensorBoard in {tmp_path}: No space left on device.\n"
+    output = capsys.readouterr().err
+    assert output == f"note: no more events for TensorBoard in {tmp_path}: No space left on device.\n"
 
 
-def test_a_folder_that_takes_none(tmp_path, monkeypatch, capsys):
+def test_unwritable_folder_is_not_an_error(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("torch.utils.tensorboard.SummaryWriter", full)
     board = TensorBoard(tmp_path, 1)
     board.add({"epoch": 1})

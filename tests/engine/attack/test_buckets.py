@@ -7,7 +7,7 @@ from sparring.engine.attack.buckets import bucket_sizes, fitting
 
 
 @given(batch=st.integers(1, 600), every=st.integers(1, 64), data=st.data())
-def test_the_smallest_bucket_that_fits(batch, every, data):
+def test_smallest_fitting_bucket_is_chosen(batch, every, data):
     sizes = bucket_sizes(batch, every=every)
     assert sizes[-1] == batch
     assert list(sizes) == sorted(set(sizes))
@@ -17,5 +17,5 @@ def test_the_smallest_bucket_that_fits(batch, every, data):
     assert size - count < every or size == sizes[0]
 
 
-def test_small_sets_have_buckets_of_their_own():
+def test_small_sets_have_finer_buckets():
     assert bucket_sizes(128) == (8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128)

@@ -1,4 +1,4 @@
-"""SGD by Triton is torch's SGD: by Triton's interpreter on a CPU (tests/conftest.py)."""
+"""The SGD kernels equal torch's SGD, run by Triton's interpreter on a CPU (tests/conftest.py)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def make_sgd(weights, *, momentum: float, weight_decay: float):
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.01])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_it_is_torchs_rule(momentum, weight_decay):
+def test_kernel_equals_torch_sgd(momentum, weight_decay):
     assert max(weight.numel() for weight in parameters()) > 2 * sgd._BLOCK
     ours, theirs = parameters(), parameters()
     step, optimizer, leaves = make_sgd(ours, momentum=momentum, weight_decay=weight_decay)
@@ -59,14 +59,14 @@ def test_it_is_torchs_rule(momentum, weight_decay):
             buffers = optimizer.state[a]["momentum_buffer"], reference.state[b]["momentum_buffer"]
             assert torch.allclose(*buffers, rtol=1e-5, atol=1e-6)
         assert (leaf is a) == (a.dim() == 1)
-        # The interpreter cuts where a GPU rounds: a unit in the last place.
+        # The interpreter truncates where a GPU rounds: one unit in the last place.
         assert leaf.stride() == a.stride() and torch.allclose(leaf.float(), a, rtol=2**-7, atol=0)
     assert step.failed == 0
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("where", ["loss", "first", "narrow", "wide", "last"])
-def test_what_is_not_finite_moves_nothing_and_is_remembered(where, number):
+def test_non_finite_step_is_skipped_and_remembered(where, number):
     weights = parameters()
     step, _, leaves = make_sgd(weights, momentum=0.9, weight_decay=0.01)
     step.lr.fill_(0.1)
@@ -82,12 +82,12 @@ def test_what_is_not_finite_moves_nothing_and_is_remembered(where, number):
     step(loss, bad)
     assert step.failed == 1 and step.skip == 1
     assert all(torch.equal(a, b) for a, b in zip(before, (*weights, *leaves, *step.momenta), strict=True))
-    step(torch.tensor(1.0), gradients(weights, 2))  # a good step is taken again, the flag stays
+    step(torch.tensor(1.0), gradients(weights, 2))  # a finite step is taken, the flag stays
     assert step.failed == 1 and step.skip == 0
     assert not any(torch.equal(a, b) for a, b in zip(before, (*weights, *leaves, *step.momenta), strict=True))
 
 
-def test_a_gradient_laid_out_otherwise_or_in_another_precision_is_read_right():
+def test_gradients_in_other_layouts_and_dtypes():
     weights = parameters()
     step, _, _ = make_sgd(weights, momentum=0.0, weight_decay=0.0)
     step.lr.fill_(1.0)
@@ -103,7 +103,7 @@ def test_a_gradient_laid_out_otherwise_or_in_another_precision_is_read_right():
 
 
 class Recorded:
-    """A kernel whose launches are kept, as a capture keeps them, to be done when replayed."""
+    """A kernel whose launches are recorded, as by a capture, and run when replayed."""
 
     def __init__(self, kernel):
         self.kernel, self.launches = kernel, []
@@ -116,7 +116,7 @@ class Recorded:
             self.kernel[grid](*given)
 
 
-def test_a_capture_keeps_its_own_table(monkeypatch):
+def test_every_capture_keeps_its_own_table(monkeypatch):
     weights = parameters()
     step, _, _ = make_sgd(weights, momentum=0.0, weight_decay=0.0)
     step.lr.fill_(1.0)
@@ -130,10 +130,10 @@ def test_a_capture_keeps_its_own_table(monkeypatch):
             inside.setattr(sgd, "_descend", kernels[1])
             table = step.at_once.table.clone()
             step(torch.tensor(1.0), given)
-            assert torch.equal(step.at_once.table, table)  # nothing comes from the host inside a capture
+            assert torch.equal(step.at_once.table, table)  # no copy from the host inside a capture
         step.settle()
         graphs.append((kernels, given))
-    step(torch.tensor(1.0), gradients(weights, 2))  # an eager step in between, of gradients elsewhere
+    step(torch.tensor(1.0), gradients(weights, 2))  # an eager step in between, with other gradients
     step.settle()
     for kernels, given in graphs:
         before = [weight.detach().clone() for weight in weights]

@@ -1,4 +1,4 @@
-"""Networks that cannot be rewritten for our batch-norm, or not in part, are left as they are."""
+"""Networks that cannot be rewritten for the batch-norm kernels are refused."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class ByName(Chain):
 
 
 class Twice(Chain):
-    """One layer in two places: in which order its statistics move is not ours to change."""
+    """One layer in two places: the order of its statistics' updates must not change."""
 
     def forward(self, x):
         return F.relu(self.bn1(self.conv1(x)) + self.bn1(self.conv1(2 * x)))
@@ -75,7 +75,7 @@ class HookedBehind(Hooked):
 
 
 class Overwrites(Chain):
-    """A sum that is nobody's but in place."""
+    """A sum in place."""
 
     def forward(self, x):
         h = self.conv1(x)
@@ -119,7 +119,7 @@ LEFT = [
 
 
 @pytest.mark.parametrize("network", [*LEFT, *OVERWRITE])
-def test_what_cannot_be_rewritten_is_left(network):
+def test_unfusable_networks_are_refused(network):
     model = network().train()
     modes = {name: module.training for name, module in model.named_modules()}
     with pytest.raises(fuse_bn.NotFused):
@@ -128,12 +128,12 @@ def test_what_cannot_be_rewritten_is_left(network):
 
 
 @pytest.mark.parametrize("network", OVERWRITE)
-def test_what_writes_in_place_is_not_folded(network):
+def test_in_place_writes_are_not_folded(network):
     with pytest.raises(NotFolded, match="in place"):
         fold(network().eval(), dtype=torch.float32, fused=False)
 
 
-def test_a_convolution_called_by_name_is_left_as_it_is():
+def test_convolution_called_by_keyword_is_kept():
     class ByKeyword(Chain):
         def forward(self, x):
             return F.relu(self.bn2(self.conv2(input=F.relu(self.bn1(self.conv1(x)))))).mean((2, 3))
@@ -147,7 +147,7 @@ def test_a_convolution_called_by_name_is_left_as_it_is():
 
 
 @pytest.mark.parametrize("change", ["momentum", "affine", "statistics", "instance"])
-def test_unusual_batch_norms_are_left(change):
+def test_unusual_batch_norms_are_refused(change):
     model = Chain().train()
     model.bn2 = {
         "momentum": nn.BatchNorm2d(20, momentum=None),

@@ -1,4 +1,4 @@
-"""SGD of the fast engine is torch's, whatever way a gradient lies in memory."""
+"""SGD of the fast engine equals torch's, for every memory layout of a gradient."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sparring.training import loop
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_a_gradient_is_applied_entry_by_entry(layout):
+def test_gradients_of_any_layout_are_applied(layout):
     weight = torch.randn(3, 2, 2, 2, generator=torch.Generator().manual_seed(0)).requires_grad_()
     gradient = torch.arange(24.0).reshape(3, 2, 2, 2).to(memory_format=layout)
     twin = weight.detach().clone().requires_grad_()
@@ -28,8 +28,8 @@ def test_a_gradient_is_applied_entry_by_entry(layout):
 
 
 @pytest.mark.parametrize("objective", ["standard", "fat-mart"])
-def test_the_engines_agree_where_the_last_batch_of_grey_images_is_smaller(tmp_path, objective):
-    """Grey images may count as channels_last, and so do gradients then; full batches are copied, the last is not."""
+def test_engines_agree_with_a_smaller_last_batch_of_grey_images(tmp_path, objective):
+    """Grey images and their gradients may be channels_last; full batches are copied, the last is not."""
     name = "standard-digits" if objective == "standard" else "fat-mart-digits"
     config = replace(recipes.find(name).config, epochs=1, batch_size=500, validation=120)
     plain, fast = (
@@ -39,7 +39,7 @@ def test_the_engines_agree_where_the_last_batch_of_grey_images_is_smaller(tmp_pa
         torch.testing.assert_close(fast[key], plain[key], rtol=2e-3, atol=2e-4, msg=lambda m, key=key: f"{key}: {m}")
 
 
-def test_a_gradient_is_brought_to_the_precision_of_its_weight():
+def test_gradient_is_cast_to_the_precision_of_its_weight():
     weight = torch.zeros(2, 3)
     gradient = torch.ones(2, 3)
     assert like(gradient, weight, torch.float32) is gradient

@@ -47,7 +47,7 @@ def test_fast_equals_plain(name, awp):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-8)  # the fast one keeps lr in fp32
 
 
-def test_a_last_batch_is_captured_when_it_comes_again():
+def test_last_batch_is_captured_at_its_second_use():
     (plain_model, plain), (fast_model, fast) = pair("madry")
     x, y = images(plain_model.eval(), 40)
     plain_model.train()
@@ -72,7 +72,7 @@ def test_a_last_batch_is_captured_when_it_comes_again():
 
 
 def trained(count, updates=3):
-    """Weights, their average and momenta after some updates of so many of eight images; and how often it settled."""
+    """Weights, their average and momenta after updates with `count` of eight images; and the number of settles."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(64, 4)).train()
     average, settled = WeightAverage(model, 0.9), []
@@ -88,7 +88,7 @@ def trained(count, updates=3):
 
 
 @pytest.mark.parametrize("count", [8, 5])
-def test_a_captures_warm_up_leaves_no_trace(count, monkeypatch):
+def test_warm_up_of_a_capture_leaves_no_trace(count, monkeypatch):
     plain, _ = trained(count)
     monkeypatch.setattr("sparring.engine.update.step.Captured", Warm)
     warm, settled = trained(count)
@@ -97,7 +97,7 @@ def test_a_captures_warm_up_leaves_no_trace(count, monkeypatch):
         torch.testing.assert_close(one, other)
 
 
-def test_a_capture_that_fails_leaves_the_weights_as_they_were(monkeypatch):
+def test_failed_capture_leaves_the_weights_unchanged(monkeypatch):
     class Fails(Warm):
         def __init__(self, work, pool):
             super().__init__(work, pool)
@@ -113,20 +113,20 @@ def test_a_capture_that_fails_leaves_the_weights_as_they_were(monkeypatch):
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-def test_processes_that_exchange_do_so_once_for_a_last_batch(monkeypatch):
-    """Another process may have a last batch of another size, and captures nothing."""
+def test_last_batch_is_exchanged_once_and_not_captured(monkeypatch):
+    """The last batch of another process may have another size."""
     monkeypatch.setattr("sparring.engine.update.step.Captured", Warm)
     (_, _), (model, fast) = pair("madry")
-    told = []
-    fast.exchange = lambda tensors: told.append(len(tensors))
+    exchanged = []
+    fast.exchange = lambda tensors: exchanged.append(len(tensors))
     x, y = images(model.eval(), 16)
     model.train()
     for _ in range(3):
         fast(x[:7], x[:7], y[:7], 0.1)
-    assert len(told) == 3 and not fast.graphs
+    assert len(exchanged) == 3 and not fast.graphs
 
 
-def test_what_is_not_finite_changes_no_weight():
+def test_non_finite_loss_changes_no_weight():
     for model, update in pair("madry"):
         before = copy.deepcopy([parameter.detach() for parameter in model.parameters()])
         x, y = images(model.eval(), 16)
@@ -137,8 +137,8 @@ def test_what_is_not_finite_changes_no_weight():
 
 
 @pytest.mark.parametrize("kind", ["plain", "fast"])
-def test_processes_that_exchange_take_the_step_of_their_images_together(kind):
-    """The mean of the gradients of two halves is the gradient of the whole; what is not finite for one stops both."""
+def test_exchanging_processes_take_the_step_of_the_joint_batch(kind):
+    """The mean of the gradients of two halves is the gradient of the whole; a non-finite loss of one stops both."""
     x, y = torch.rand(16, 1, 6, 6), torch.arange(16) % 4
     other: list[torch.Tensor] = []
 
@@ -174,7 +174,7 @@ def test_processes_that_exchange_take_the_step_of_their_images_together(kind):
     assert step.failed() and all(torch.equal(a, b) for a, b in zip(before, half.parameters(), strict=True))
 
 
-def test_what_comes_after_an_update_is_done():
+def test_after_hook_runs_after_every_update():
     model = nn.Sequential(nn.Flatten(), nn.Linear(36, 4)).double()
     done = []
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9)
@@ -193,8 +193,8 @@ def test_what_comes_after_an_update_is_done():
     assert len(done) == 2
 
 
-def test_a_checkpoints_momentum_is_laid_out_like_its_parameter():
-    """Under channels_last a resumed run's momentum comes contiguous; the fused kernel walks memory, not shapes."""
+def test_loaded_momentum_is_laid_out_like_its_parameter():
+    """A checkpoint's momentum is contiguous, the weights are channels_last; the fused kernel reads memory in order."""
 
     def made():
         with torch.random.fork_rng():
@@ -219,7 +219,7 @@ def test_a_checkpoints_momentum_is_laid_out_like_its_parameter():
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
-def test_without_momentum():
+def test_sgd_without_momentum():
     model = nn.Sequential(nn.Flatten(), nn.Linear(36, 4))
     before = model[1].bias.detach().clone()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.0)
@@ -229,7 +229,7 @@ def test_without_momentum():
     torch.testing.assert_close(model[1].bias, before - torch.tensor([0.1, 0, 0, 0]))
 
 
-def test_awp_takes_the_gradient_at_weights_moved_uphill():
+def test_awp_takes_the_gradient_at_perturbed_weights():
     """On loss = w^2 x / 2 per example the gradient at w is w x; at w + awp |w| it is (1 + awp) w x, whatever x."""
     for kind in (PlainUpdate, FastUpdate):
         model = nn.Linear(1, 1, bias=False)
@@ -248,13 +248,13 @@ def test_awp_takes_the_gradient_at_weights_moved_uphill():
         value = update(x, x, y, 0.1, 0.25)
         assert value.item() == pytest.approx((2 * 1.25) ** 2 * 3 / 2)  # the loss at the moved weights
         assert model.weight.item() == pytest.approx(2.0 - 0.1 * 1.25 * 2.0 * 3.0)  # the step begins at w
-        assert model.seen == 1  # the pass that found the direction left no trace in the statistics
+        assert model.seen == 1  # the pass for the direction is not counted
         update(x, x, y, 0.0, 0.0)
         assert model.seen == 2
 
 
 @pytest.mark.parametrize("kind", [PlainUpdate, FastUpdate])
-def test_awp_is_relative_to_every_layer_by_its_own_norms(kind):
+def test_awp_is_scaled_by_the_norm_of_each_layer(kind):
     """v_l = awp ||w_l|| g_l / ||g_l|| (Frobenius), layer by layer: two layers of unlike size, written out."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)).double()
@@ -283,7 +283,7 @@ def test_awp_is_relative_to_every_layer_by_its_own_norms(kind):
         torch.testing.assert_close(weight.detach(), value)
 
 
-def test_awp_leaves_vectors_alone():
+def test_awp_does_not_perturb_vectors():
     model = nn.Linear(2, 2)
     before = copy.deepcopy(model.state_dict())
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.0)
@@ -300,7 +300,7 @@ def test_awp_leaves_vectors_alone():
 
 
 @pytest.mark.parametrize("mode", [True, False])
-def test_a_rehearsal_captures_train_mode_and_leaves_no_trace(mode, monkeypatch):
+def test_rehearsal_captures_train_mode_and_leaves_no_trace(mode, monkeypatch):
     monkeypatch.setattr("sparring.engine.update.step.Captured", Warm)
     (plain_model, plain), (model, fast) = pair("madry")
     model.train(mode)
@@ -314,11 +314,11 @@ def test_a_rehearsal_captures_train_mode_and_leaves_no_trace(mode, monkeypatch):
     torch.testing.assert_close(plain(x, x, y, 0.05).float(), fast(x, x, y, 0.05).float(), rtol=1e-6, atol=1e-7)
     assert list(fast.graphs.values()) == [graph]
     model.eval()
-    fast(x, x, y, 0.05)  # what was captured is not the model in this mode
+    fast(x, x, y, 0.05)  # the capture is of train mode
     assert graph not in fast.graphs.values()
 
 
-def test_a_step_that_cannot_be_captured_runs_uncaptured(monkeypatch):
+def test_uncapturable_step_runs_uncaptured(monkeypatch):
     class Refuses(Warm):
         def __init__(self, work, pool):
             super().__init__(work, pool)

@@ -1,4 +1,4 @@
-"""Objectives that did not beat FAT: they are what they say."""
+"""Objectives that did not beat FAT follow their definitions."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tests.attacks.conftest import images, network
 from tests.objectives.test_objectives import make, seeded
 
 
-def test_they_are_found_by_name():
+def test_objectives_are_registered():
     kinds = (FATByLoss, FATByProbability, FATPaced, FATPatient)
     assert [OBJECTIVES[kind.name] for kind in kinds] == list(kinds)
 
 
 @pytest.mark.parametrize(("kind", "by"), [(FATByLoss, "loss"), (FATByProbability, "probability")])
 @pytest.mark.parametrize("downhill", [True, False])
-def test_friendly_by_definition_is_its_search_at_the_rho_of_the_epoch(kind, by, downhill):
+def test_friendly_by_definition_uses_the_rho_of_the_epoch(kind, by, downhill):
     model = network()
     with torch.no_grad():
         model[-1].weight.mul_(8)
@@ -40,7 +40,7 @@ def test_friendly_by_definition_is_its_search_at_the_rho_of_the_epoch(kind, by, 
 
 
 def taus(objective, history):
-    """The tau of every epoch that follows these records, and of the first."""
+    """The tau of the first epoch and of every epoch after these records."""
     places = [Progress(n + 1, 50, history[:n]) for n in range(len(history) + 1)]
     assert [objective.metrics(place)["tau"] for place in places] == [objective.search(place).tau for place in places]
     return [objective.search(place).tau for place in places]
@@ -55,12 +55,12 @@ def taus(objective, history):
         (1.0, [10.0], [0, 10]),  # Madry once every attack takes all its steps
     ],
 )
-def test_the_paced_tau_is_a_share_of_the_last_epochs_steps(share, backprops, expected):
+def test_paced_tau_is_a_share_of_the_previous_steps(share, backprops, expected):
     history = [{"epoch": i, "backprops": b, "pgd10": 0.0} for i, b in enumerate(backprops, 1)]
     assert taus(make(FATPaced, steps=10, share=share), history) == expected
 
 
-def test_the_patient_tau_grows_when_robustness_stalls():
+def test_patient_tau_grows_when_robustness_stalls():
     history = [{"epoch": i, "backprops": 9.0, "pgd10": a} for i, a in enumerate([0.3, 0.4, 0.4, 0.4, 0.5, 0.4, 0.4], 1)]
     assert taus(make(FATPatient, steps=10, patience=2), history) == [0, 0, 0, 0, 1, 1, 1, 2]
     stalled = [{"epoch": i, "backprops": 9.0, "pgd10": 0.3} for i in range(40)]
@@ -68,7 +68,7 @@ def test_the_patient_tau_grows_when_robustness_stalls():
 
 
 @pytest.mark.parametrize("kind", [FATPaced, FATPatient])
-def test_a_tau_by_rule_is_fat_with_that_tau(kind):
+def test_tau_by_rule_is_fat_with_that_tau(kind):
     begin = Progress(1, 10)
     assert make(kind).search(begin) == make(FAT, tau=0).search(begin)
 
