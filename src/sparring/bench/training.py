@@ -14,7 +14,7 @@ from sparring.attacks import Found
 from sparring.bench.start_up import start_up
 from sparring.bench.timing import wait
 from sparring.data import Dataset, Split, batches, count_batches, hold_out
-from sparring.engine import Engine, EngineKind, prepare
+from sparring.engine import Engine, EngineKind
 from sparring.errors import UserError
 from sparring.models import forward_flops
 from sparring.objectives import FAT, KTauPGD, Progress
@@ -137,20 +137,4 @@ def engine_for(
     rehearse: bool = True,
 ) -> Engine:
     """The engine of a training run; or the same without some of its hand-written parts, or without its update."""
-    if not without and rehearse:
-        return loop.engine_for(config, state, data, device, kind)
-    return prepare(
-        state.model,
-        state.optimizer,
-        config.objective.loss,
-        batch=config.batch_size,
-        shape=(data.channels, *data.size),
-        classes=data.num_classes,
-        device=device,
-        half=config.precision == "bf16",
-        kind=kind,
-        ema=config.ema,
-        images=data.train.x[:64].to(device).float() / 255,
-        without=without,
-        rehearse=rehearse,
-    )
+    return loop.engine_for(config, state, data, device, kind, without=without, rehearse=rehearse)

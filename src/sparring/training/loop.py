@@ -267,8 +267,10 @@ def begin(config: Config, facts: dict[str, Any], device: torch.device) -> State:
     return State(model, optimizer, Tally.empty(device))
 
 
-def engine_for(config: Config, state: State, data: Dataset, device: torch.device, kind: engines.EngineKind) -> Engine:
-    """The engine that trains what `config` says."""
+def engine_for(
+    config: Config, state: State, data: Dataset, device: torch.device, kind: engines.EngineKind, **how: Any
+) -> Engine:
+    """The engine that trains what `config` says; `how` goes to `engine.prepare` as it is."""
     return engines.prepare(
         state.model,
         state.optimizer,
@@ -282,6 +284,7 @@ def engine_for(config: Config, state: State, data: Dataset, device: torch.device
         ema=config.ema,
         images=data.train.x[:_PROBE].to(device).float() / 255,
         fixed_sizes=isinstance(config.objective, KTauAttack),  # any other search comes in every batch size
+        **how,
     )
 
 

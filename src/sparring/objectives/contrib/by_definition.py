@@ -68,7 +68,7 @@ class FATByLoss(Attack):
     __call__ = training_step
 
     rho: Scheduled = Scheduled(0.1)
-    """Margin by which friendly data are wrong, in nats."""
+    """Margin by which friendly data are wrong: in nats by loss, in probability by probability."""
     downhill: bool = False
     """Make data that are wrong by rho from the start friendlier too, at the price of steps."""
 
@@ -91,37 +91,14 @@ class FATByLoss(Attack):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FATByProbability(Attack):
-    """Friendly data by definition, case 2: wrong by rho in class probability, with the least loss."""
+class FATByProbability(FATByLoss):
+    """Friendly data by definition, case 2: wrong by rho (below 1) in class probability, with the least loss."""
 
     name: ClassVar[str] = "fat-by-probability"
     by: ClassVar[By] = "probability"
-    __call__ = training_step
-
-    rho: Scheduled = Scheduled(0.1)
-    """Margin by which friendly data are wrong, in probability: below 1."""
-    downhill: bool = False
-    """Make data that are wrong by rho from the start friendlier too, at the price of steps."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_margin(self.rho, self.by, self.name)
-        check_downhill(self.downhill)
-
-    def search(self, progress: Progress) -> Search:
-        """The wrong points of least loss at the rho of this place."""
-        return friendliest(self, progress)
-
-    def loss(self, model: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor) -> Tensor:
-        """CE(f(x~), y)."""
-        return adversarial_loss(model, x_adv, y)
-
-    def metrics(self, progress: Progress) -> dict[str, Any]:
-        """eps and rho."""
-        return super().metrics(progress) | {"rho": progress.value(self.rho)}
 
 
-def friendliest(objective: FATByLoss | FATByProbability, progress: Progress) -> Search:
+def friendliest(objective: FATByLoss, progress: Progress) -> Search:
     """The search of both cases."""
     numbers = objective.pgd(progress)
     if not numbers["eps"]:
