@@ -227,7 +227,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("name", "wrong", "network"), WRONG)
-def test_units_are_tried_one_by_one(name, wrong, network, monkeypatch):
+def test_layers_are_checked_one_by_one(name, wrong, network, monkeypatch):
     torch.manual_seed(0)
     model = nn.Sequential(network(), nn.Dropout()).to(memory_format=torch.channels_last).train()
     model[0].blocks[1].eval()
