@@ -74,14 +74,11 @@ def test_an_epoch_is_the_sum_of_what_it_launched(monkeypatch):
     )
 
 
-@pytest.mark.parametrize("kind", ["plain", "fast"])
-def test_every_path_does_the_same_work(kind):
+def test_every_path_does_the_same_work():
     """On a model that has been warmed up: from the same weights and statistics as many back-propagations."""
-    bench = made(images=600, before=1, engine=kind)
+    bench = made(images=600, before=1, taus=(0,), engine="fast")
     before = {name: tensor.clone() for name, tensor in bench.state.model.state_dict().items()}
     rows = dict(bench.parts(["plain"]))["plain"]
-    if kind == "plain":
-        assert rows.pop(0)[1] == "the engine is off here: it is the plain path"
     for row, (what, text) in zip(bench.found["plain"], rows, strict=True):
         steps = [row[path]["backprops"] for path in ("engine", "plain", "literal")]
         assert steps == pytest.approx([steps[0]] * 3, rel=0.05) and f"{steps[0]:.2f} BPs" in what

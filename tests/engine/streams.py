@@ -1,4 +1,4 @@
-"""Fake streams and captures: they record what waits for what and what is launched where, without a GPU."""
+"""Stand-ins for streams and captures: what waits for what, and what is launched where, without a GPU."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from sparring.engine.cuda_graphs import Captured
 
 
 class Streams:
-    """`log` holds all events in order; `make` returns a stream; the initial current stream is called main."""
+    """`log` has everything in order; `make` returns a stream; the first current one is called main."""
 
     def __init__(self, monkeypatch) -> None:
         self.log: list[str] = []
         self.stack = [self.make("main")]
         monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: self.stack[-1])
         monkeypatch.setattr(torch.cuda, "stream", self._entered)
-        monkeypatch.setattr(torch.cuda, "Event", self._event)
 
     def make(self, name: str):
         log = self.log
@@ -26,24 +25,11 @@ class Streams:
             def wait_stream(self, other) -> None:
                 log.append(f"{name} waits for {other.name}")
 
-            def wait_event(self, event) -> None:
-                log.append(f"{name} waits for event {event.number}")
-
             def synchronize(self) -> None:
                 log.append(f"all wait for {name}")
 
         Stream.name = name
         return Stream()
-
-    def _event(self):
-        streams = self
-
-        class Event:
-            def record(self) -> None:
-                self.number = sum("event" in line and "waits" not in line for line in streams.log)
-                streams.record(f"event {self.number}")
-
-        return Event()
 
     @contextmanager
     def _entered(self, stream):
@@ -53,17 +39,17 @@ class Streams:
         finally:
             self.stack.pop()
 
-    def record(self, what: str) -> None:
+    def say(self, what: str) -> None:
         self.log.append(f"{self.stack[-1].name}: {what}")
 
     def take(self) -> list[str]:
-        """Return and clear the log."""
-        lines, self.log[:] = list(self.log), []
-        return lines
+        """The log since the last call."""
+        taken, self.log[:] = list(self.log), []
+        return taken
 
 
 class Warm(Captured):
-    """A capture that warms up, as on a GPU, and replays by running its work."""
+    """A capture that warms up, as on a GPU, and replays by doing its work."""
 
     def __init__(self, work, pool):
         super().__init__(work, None)

@@ -90,7 +90,7 @@ def test_a_part_can_be_left_out(name, gpu):
         assert (backprops != their_backprops).sum() <= 1 and loss == pytest.approx(their_loss, rel=0.05), part
 
 
-LEFT_OUT = {"chain": ("manual", "attack_step", "fused_bn"), "wide": ("manual_wide", "split_batch", "fused_sgd")}
+LEFT_OUT = {"chain": ("manual", "fused_bn"), "wide": ("manual_wide",)}
 NEEDS = {
     "attack_step": ("halves",),
     "manual": ("halves",),

@@ -236,8 +236,8 @@ def test_a_deep_network_is_compared_in_its_own_precision():
         normalize = ([0.49, 0.48, 0.45], [0.25, 0.24, 0.26])
         model = models.build("wrn-28-4", num_classes=10, normalize=normalize)
         for _ in range(3):
-            model.train()(torch.rand(32, 3, 32, 32))
-    x = torch.rand(8, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+            model.train()(torch.rand(32, 3, 16, 16))
+    x = torch.rand(8, 3, 16, 16, generator=torch.Generator().manual_seed(1))
     fused = fold(model.eval(), dtype=torch.bfloat16, fused=True)
     assert fused.dtype == torch.bfloat16 and not fused_mismatch(fused, model, x)
 

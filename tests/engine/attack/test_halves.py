@@ -19,7 +19,7 @@ from sparring.engine.triton import attack_step, conv, pointwise, pooling
 from sparring.engine.triton.conv import Tiling
 from sparring.models import build
 from sparring.objectives import KTauPGD
-from tests.engine.networks import OneBlock, Residual
+from tests.engine.networks import OneBlock
 from tests.engine.streams import Warm
 
 CPU = torch.device("cpu")
@@ -56,8 +56,7 @@ def test_maxima_backward_of_fewer_images():
     assert torch.equal(pooling.max_pool_back(g, y, AMONG), pooling.max_pool_back(g, y[AMONG]))
 
 
-@pytest.mark.parametrize("stride", [1, 2])
-@pytest.mark.parametrize("split", [1, 3])
+@pytest.mark.parametrize(("stride", "split"), [(1, 3), (2, 1)])
 def test_convolution_backward_of_fewer_images(stride, split):
     draw = torch.Generator().manual_seed(0)
     g, weight = image(draw, 3, 64, 8 // stride, 8 // stride), image(draw, 64, 64, 3, 3) / 16
@@ -79,14 +78,14 @@ def test_cudnn_backward_of_fewer_images():
         assert torch.equal(fused_ops.back_to(y, g, weight, (1, 1), (1, 1), more, AMONG), whole)
 
 
-@pytest.mark.parametrize(("name", "cudnn"), [("small_cnn", False), ("residual", True)])
+@pytest.mark.parametrize(("name", "cudnn"), [("small_cnn", False), ("one block", True)])
 def test_network_backward_of_fewer_images(folded, name, cudnn, monkeypatch):
     monkeypatch.setattr(conv, "cudnn_is_faster", lambda *given, **more: cudnn)
-    ours, _ = folded(Residual() if name == "residual" else build("small_cnn", num_classes=10, size=(8, 8)))
+    ours, _ = folded(OneBlock() if name == "one block" else build("small_cnn", num_classes=10, size=(8, 8)))
     draw = torch.Generator().manual_seed(0)
-    x, output_gradient = torch.rand(5, 3, 8, 8, generator=draw), torch.randn(5, 10, generator=draw)
-    _, values = ours.manual.forward(x, torch.arange(5))
-    among = torch.tensor([3, 0, 4], dtype=torch.int32)
+    x, output_gradient = torch.rand(3, 3, 8, 8, generator=draw), torch.randn(3, 10, generator=draw)
+    _, values = ours.manual.forward(x, torch.arange(3))
+    among = torch.tensor([2, 0], dtype=torch.int32)
     some, whole = ours.manual.back(output_gradient, values, among), ours.manual.back(output_gradient, values)[among]
     assert some.shape == whole.shape and whole.any()
     assert torch.allclose(some, whole, rtol=1e-4, atol=1e-6 * float(whole.abs().max()))
@@ -158,7 +157,7 @@ class OneHidden:
         pass
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     seed=st.integers(0, 10_000),
     count=st.integers(1, 9),

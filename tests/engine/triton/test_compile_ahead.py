@@ -141,7 +141,7 @@ from sparring.engine.update import fuse_bn
 from sparring.models import build
 from tests.engine.networks import Chain, Residual
 read_chain.convolutions_for = lambda device: (conv, first_layer, pooling)
-fold(Residual().eval(), dtype=torch.bfloat16, fused=True).manual.compile_for((8, 128), (3, 32, 32))
+fold(Residual().eval(), dtype=torch.bfloat16, fused=True).manual.compile_for((128,), (3, 32, 32))
 wide_resnet.kernels_for = wide_resnet.pointwise_for = lambda device: pointwise
 fold(build("wrn-10-1", num_classes=10).eval(), dtype=torch.bfloat16, fused=True).manual.compile_for((8,), (3, 32, 32))
 x, among = torch.empty(2, 64, 4, 4, dtype=torch.bfloat16), torch.zeros(2, dtype=torch.int32)
@@ -177,5 +177,5 @@ def test_the_kernels_compile_for_the_gpu_they_are_made_for(tmp_path):
     made = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False, cwd=root)
     assert made.returncode == 0, made.stderr[-2000:]
     lines = [line.split() for line in made.stdout.splitlines()]
-    assert sum(name == "_conv" for name, _ in lines) > 5
+    assert sum(name == "_conv" for name, _ in lines) > 3
     assert all(int(shared) <= 227 * 1024 for _, shared in lines)

@@ -22,7 +22,6 @@ from torch.nn.grad import conv2d_input
 
 from sparring.engine.attack.active_set import ActiveSet
 from sparring.engine.attack.folded import fold
-from sparring.engine.attack.replay import Replayed
 from sparring.engine.manual import fused_ops
 from sparring.engine.manual.chain import ManualChain
 from sparring.engine.triton import attack_step, conv, first_layer, pooling
@@ -269,20 +268,6 @@ def test_a_step_of_the_hand_written_network_is_a_step(folded):
     assert manual.backprops[1] == 0 and manual.backprops[0] > 0
     assert (manual.x_adv[:5] - by_autograd.x_adv[:5]).abs().gt(1e-6).float().mean() < 0.01  # signs of nearly nothing
     assert not torch.equal(manual.x_adv[0], x[0])
-
-
-def test_replayed_passes_are_the_passes(folded):
-    ours, plain = folded(OneBlock())
-    replayed = Replayed(ours, sizes=(4,))
-    draw = torch.Generator().manual_seed(2)
-    for _ in range(4):  # captured from the third on
-        x, output_gradient = torch.rand(3, 3, 8, 8, generator=draw), torch.randn(3, 10, generator=draw)
-        (logits, gradient), (expected, their_gradient) = (
-            gradients(net, x, output_gradient) for net in (replayed, plain)
-        )
-        assert torch.allclose(logits, expected, rtol=1e-4, atol=1e-5)
-        assert torch.allclose(gradient, their_gradient, rtol=1e-3, atol=1e-5 * float(their_gradient.abs().max()))
-    assert list(replayed.made) == [(4, 3, 8, 8)]
 
 
 @pytest.mark.parametrize("kind", ["pooled", "twice"])

@@ -1,6 +1,6 @@
-"""Networks rewritten for the batch-norm kernels equal the originals.
+"""Networks rewritten for our batch-norm are the same networks; what cannot be rewritten is left as it is.
 
-Triton's interpreter runs the kernels on a CPU (tests/conftest.py).
+By Triton's interpreter on a CPU (tests/conftest.py).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.nn.grad import conv2d_weight
 
 pytest.importorskip("triton", reason="the kernels need Triton, which pip install -e '.[dev]' brings on Linux")
 if torch.cuda.is_available():
-    pytest.skip("for the interpreter; on CUDA run benchmarks/check_engine.py", allow_module_level=True)
+    pytest.skip("for the interpreter; on CUDA run benchmarks/gpu_engine_check.py", allow_module_level=True)
 
 from sparring.engine.triton import batch_norm, pooling
 from sparring.engine.update import fuse_bn
@@ -44,13 +44,13 @@ CASES = [
 
 
 def learned(model, network):
-    """Its parameters, without those of an unused layer."""
+    """Its parameters, but for a layer that is not in use."""
     return [p for name, p in model.named_parameters() if not (network is Around and name.startswith("fc"))]
 
 
 @pytest.mark.parametrize(("network", "side", "pools"), CASES)
-def test_rewritten_network_equals_the_original(network, side, pools, monkeypatch):
-    torch.manual_seed(1)  # seed 0 gives Blocks a pre-activation whose sign is rounding
+def test_a_rewritten_network_is_the_same_network(network, side, pools, monkeypatch):
+    torch.manual_seed(1)  # with 0 a value before a ReLU of Blocks is so near to 0 that rounding decides
     model = network().to(memory_format=torch.channels_last).train()
     ours, theirs = model, copy.deepcopy(model).double()
     graph = fuse_bn.fuse(ours, batch_norm, pooling)
@@ -58,7 +58,7 @@ def test_rewritten_network_equals_the_original(network, side, pools, monkeypatch
     count = sum(isinstance(module, nn.BatchNorm2d) for module in model.modules())
     bare = [module for module in graph.modules() if isinstance(module, fuse_bn.Bare)]
     filled = [module.of[0].in_channels for module in bare if module.fill]
-    assert filled == ([] if network is Around else [3])  # the first layer, if batch-norm follows directly
+    assert filled == ([] if network is Around else [3])  # the first layer, where it is on its own
     wide = [module.more for module in bare if module.more or not module.fill]
     assert sorted(wide) == WIDE[network]
     units = [module for module in graph.modules() if isinstance(module, fuse_bn.NormUnit)]
@@ -68,7 +68,7 @@ def test_rewritten_network_equals_the_original(network, side, pools, monkeypatch
     )
     called = {node.target for node in graph.graph.nodes}
     assert network is Around or not called & {F.relu, F.max_pool2d, "relu"}
-    # A block's input has two readers if batch-norm comes last; if it comes first, its first batch-norm's output has.
+    # What a block reads is read by two, where batch-norm comes last; where it comes first, what its first one gives.
     assert sum(unit.twice for unit in units) == {Blocks: 3, Before: 1, Around: 1}.get(network, 0)
     used = []
     pool = pooling.max_pool
@@ -87,7 +87,7 @@ def test_rewritten_network_equals_the_original(network, side, pools, monkeypatch
         assert name.endswith("tracked") or torch.allclose(one.double(), other, atol=1e-5), name
 
 
-def test_train_and_eval_modes_follow_the_model():
+def test_modes_are_the_layers_own():
     torch.manual_seed(0)
     model = Blocks().to(memory_format=torch.channels_last).train()
     graph = fuse_bn.fuse(model, batch_norm, pooling)
@@ -105,7 +105,7 @@ class Leaky(nn.ReLU):
 
 
 class Mixed(nn.Module):
-    """Near misses of the patterns: another ReLU, pooling without a ReLU, an uneven sum."""
+    """What is near to a pattern and not it: another ReLU, a pooling of what no ReLU has passed, an uneven sum."""
 
     def __init__(self):
         super().__init__()
@@ -121,7 +121,7 @@ class Mixed(nn.Module):
         return self.conv4(h).mean((2, 3))
 
 
-def test_near_patterns_are_not_fused():
+def test_what_is_near_to_a_pattern_is_not_taken_for_it():
     torch.manual_seed(0)
     ours = Mixed().to(memory_format=torch.channels_last).train()
     theirs = copy.deepcopy(ours).double()
@@ -129,13 +129,13 @@ def test_near_patterns_are_not_fused():
     units = [module for module in graph.modules() if isinstance(module, fuse_bn.NormUnit)]
     assert [unit.relu for unit in units] == [False, False, True]
     assert not any(isinstance(module, fuse_bn.PoolUnit) for module in graph.modules())
-    assert [m.of[0] for m in graph.modules() if isinstance(m, fuse_bn.Bare)] == [ours.conv1]  # padded, nothing else
+    assert [m.of[0] for m in graph.modules() if isinstance(m, fuse_bn.Bare)] == [ours.conv1]  # it is filled, no more
     x = torch.rand(4, 3, 8, 8)
     assert torch.allclose(graph(x.to(memory_format=torch.channels_last)).double(), theirs(x.double()), atol=1e-4)
 
 
 @pytest.mark.parametrize("channels", [1, 3, 8])
-def test_few_channels_are_padded_to_eight(channels, monkeypatch):
+def test_few_channels_are_filled_up_to_eight(channels, monkeypatch):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(channels, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16)).train()
     graph = fuse_bn.fuse(model, batch_norm, pooling)
@@ -153,13 +153,13 @@ def test_few_channels_are_padded_to_eight(channels, monkeypatch):
 
 
 @pytest.mark.parametrize(("channels", "numbers"), [(4, 2), (5, 1), (7, 1)])
-def test_pixels_are_split_in_two_where_they_fit(channels, numbers):
+def test_pixels_are_two_numbers_where_they_fit(channels, numbers):
     unit = fuse_bn.Bare(nn.Conv2d(channels, 16, 3).bfloat16(), wide=False)
     filled, copies = unit._filled(torch.rand(2, channels, 8, 8))
     assert filled.shape[1] == 8 and filled.is_contiguous(memory_format=torch.channels_last) and copies == numbers
 
 
-def test_grouped_or_padded_input_is_not_padded():
+def test_what_is_grouped_or_given_channels_is_not_filled():
     grouped = nn.Sequential(nn.Conv2d(4, 8, 3, padding=1, groups=2, bias=False), nn.BatchNorm2d(8)).train()
     graph = fuse_bn.fuse(grouped, batch_norm, pooling)
     assert not any(isinstance(module, fuse_bn.Bare) and module.fill for module in graph.modules())
@@ -171,7 +171,7 @@ def test_grouped_or_padded_input_is_not_padded():
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_first_layer_keeps_16_bits_of_pixels(channels):
+def test_pixels_keep_sixteen_bits_at_the_first_layer(channels):
     """bf16 alone would round a pixel near 1 to 1/256."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(channels, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16)).train().bfloat16()
@@ -198,13 +198,13 @@ def test_first_layer_keeps_16_bits_of_pixels(channels):
 def wrong_forward(x, gain, shift, running, arrived, *, right, **how):
     held = [tensor.clone() for tensor in running]
     y, facts = right(x, gain, shift, running, arrived, **how)
-    running[1].copy_(held[1] + (running[1] - held[1]) * 1.01)  # about the error of a biased variance
+    running[1].copy_(held[1] + (running[1] - held[1]) * 1.01)  # about what a biased variance would be
     return y, facts
 
 
 def wrong_back(gradients, x, y, facts, arrived, *, right, **how):
     dx, kept, of_outs = right(gradients, x, y, facts, arrived, **how)
-    of_outs[0] *= 7 / 8  # as if some rows were lost
+    of_outs[0] *= 7 / 8  # as if some rows had been lost
     return dx, kept, of_outs
 
 
@@ -227,7 +227,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("name", "wrong", "network"), WRONG)
-def test_wrong_units_are_detected(name, wrong, network, monkeypatch):
+def test_layers_are_checked_one_by_one(name, wrong, network, monkeypatch):
     torch.manual_seed(0)
     model = nn.Sequential(network(), nn.Dropout()).to(memory_format=torch.channels_last).train()
     model[0].blocks[1].eval()
@@ -246,11 +246,11 @@ def test_wrong_units_are_detected(name, wrong, network, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["resnet18", "small_cnn", "wrn-10-1"])
-def test_networks_of_the_paper_are_fused(name):
+def test_the_networks_of_the_paper(name):
     graph = fuse_bn.fuse(build(name, num_classes=10), batch_norm, pooling)
     assert graph is not None
     assert all(node.target is not F.relu for node in graph.graph.nodes)
 
 
-def test_fuse_bn_does_not_import_triton():
+def test_the_module_is_not_needed_without_triton():
     assert "triton" not in importlib.import_module("sparring.engine.update.fuse_bn").__dict__
