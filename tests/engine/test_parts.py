@@ -20,9 +20,8 @@ from sparring.engine import select
 from sparring.engine.attack import folded
 from sparring.engine.manual import fused_ops, read_chain, wide_resnet
 from sparring.engine.triton import attack_step, batch_norm, conv, first_layer, pointwise, pooling, sgd
-from sparring.models import build
 from sparring.objectives import FAT, KTauPGD
-from tests.engine.networks import OneBlock
+from tests.engine.networks import Before, OneBlock
 
 CPU = torch.device("cpu")
 PGD = KTauPGD(eps=0.1, step_size=0.02, steps=2, tau=0, loss="ce", start="uniform")
@@ -42,7 +41,7 @@ EXPECTED = {
 
 
 @pytest.fixture
-def gpu(monkeypatch):
+def gpu(monkeypatch, few_programs):
     """A CPU on which `prepare` chooses as on a GPU: Triton's interpreter runs the kernels, nothing is captured."""
     monkeypatch.setattr(select, "_on_cuda", lambda device: True)
     monkeypatch.setattr(torch, "compile", lambda module, **how: module)
@@ -79,7 +78,7 @@ def trained(model, **given):
 @pytest.mark.parametrize("name", EXPECTED)
 def test_every_part_can_be_left_out(name, gpu):
     torch.manual_seed(0)
-    model = OneBlock() if name == "chain" else build("wrn-10-1", num_classes=10)
+    model = OneBlock() if name == "chain" else Before(classes=10)
     with torch.no_grad():
         model.train()(torch.rand(16, 3, 4, 4))
     made, backprops, loss = trained(model)

@@ -88,9 +88,9 @@ def test_network_backward_for_a_subset(folded, name, cudnn, monkeypatch):
     monkeypatch.setattr(conv, "cudnn_is_faster", lambda *given, **more: cudnn)
     ours, _ = folded(Residual() if name == "residual" else build("small_cnn", num_classes=10, size=(8, 8)))
     draw = torch.Generator().manual_seed(0)
-    x, output_gradient = torch.rand(5, 3, 8, 8, generator=draw), torch.randn(5, 10, generator=draw)
-    _, values = ours.manual.forward(x, torch.arange(5))
-    among = torch.tensor([3, 0, 4], dtype=torch.int32)
+    x, output_gradient = torch.rand(3, 3, 8, 8, generator=draw), torch.randn(3, 10, generator=draw)
+    _, values = ours.manual.forward(x, torch.arange(3))
+    among = torch.tensor([2, 0], dtype=torch.int32)
     some, whole = ours.manual.back(output_gradient, values, among), ours.manual.back(output_gradient, values)[among]
     assert some.shape == whole.shape and whole.any()
     assert torch.allclose(some, whole, rtol=1e-4, atol=1e-6 * float(whole.abs().max()))
@@ -99,13 +99,13 @@ def test_network_backward_for_a_subset(folded, name, cudnn, monkeypatch):
 def test_two_halves_equal_one_step(folded):
     ours, _ = folded(OneBlock())
     draw = torch.Generator().manual_seed(1)
-    x = torch.rand(5, 3, 8, 8, generator=draw)
+    x = torch.rand(5, 3, 4, 4, generator=draw)
     y = ours(x).argmax(dim=1)
     y[::2] = (y[::2] + 1) % 10  # wrong from the start
     sets = []
     for halves in (False, True):
         active = ActiveSet(
-            6, (3, 8, 8), 10, steps=3, inner="ce", noise=False, project=True, device=CPU, kernels=attack_step
+            6, (3, 4, 4), 10, steps=3, inner="ce", noise=False, project=True, device=CPU, kernels=attack_step
         )
         active.begin(x, y, x, tau=0, eps=0.1, step_size=0.03)
         if halves:
@@ -162,7 +162,7 @@ class OneHidden:
         pass
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     seed=st.integers(0, 10_000),
     count=st.integers(1, 9),

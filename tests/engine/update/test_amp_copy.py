@@ -24,6 +24,7 @@ else:  # run by Triton's interpreter (tests/conftest.py)
     from sparring.engine.triton import batch_norm, pooling, sgd
 
     KERNELS, NORMS = [None, sgd], (batch_norm, pooling)
+pytestmark = pytest.mark.usefixtures("few_programs")
 by_triton = pytest.mark.skipif(NORMS is None, reason="needs Triton's interpreter: Triton without CUDA")
 
 BATCH = 16
@@ -120,8 +121,7 @@ def test_loss_is_computed_in_fp32(name, half):
 
 
 @by_triton
-@pytest.mark.parametrize("half", [False, True])
-@pytest.mark.parametrize("name", ["madry", "trades"])
+@pytest.mark.parametrize(("name", "half"), [("madry", True), ("trades", False)])
 def test_fused_batch_norm_trains_like_torch(name, half):
     """In bf16 approximately: the interpreter truncates where a GPU rounds."""
     tolerance = 0.05 if half else 1e-5
