@@ -1,11 +1,30 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 
 import pytest
 import torch
 
 from sparring.engine.attack.folded import fold
+from sparring.engine.triton import tuning
+
+
+@pytest.fixture
+def few_programs(monkeypatch):
+    """Kernels in few and large programs: Triton's interpreter takes about 10 ms for each, whatever its size."""
+    if torch.cuda.is_available():
+        return
+    pytest.importorskip("triton")
+    from sparring.engine.triton import attack_step, sgd
+
+    of = replace(tuning.of(torch.device("cpu")), batch_norm=BATCH_NORM)
+    monkeypatch.setattr(tuning, "of", lambda device: of)
+    monkeypatch.setattr(attack_step, "_BLOCK", 8192)
+    monkeypatch.setattr(sgd, "_BLOCK", 2**16)
+
+
+BATCH_NORM = tuning.BatchNormTuning(programs=2, rows=512, rows_back=512, parts=4)
 
 
 @pytest.fixture

@@ -57,11 +57,11 @@ class Uneven(nn.Module):
 class Before(nn.Module):
     """Batch-norm before the convolution, as in wide ResNets: a shortcut reads its input, too."""
 
-    def __init__(self):
+    def __init__(self, classes=5):
         super().__init__()
         self.stem = nn.Conv2d(3, 8, 3, padding=1, bias=False)
         self.blocks = nn.Sequential(Block(8, 8, 1), Block(8, 12, 2), Block(12, 12, 1))
-        self.bn, self.fc = nn.BatchNorm2d(12), nn.Linear(12, 5)
+        self.bn, self.fc = nn.BatchNorm2d(12), nn.Linear(12, classes)
 
     def forward(self, x):
         return self.fc(F.relu(self.bn(self.blocks(self.stem(x)))).mean((2, 3)))

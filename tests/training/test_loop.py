@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import errno
+import multiprocessing
 import os
 import random
-import signal
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -59,11 +57,11 @@ def whole(tmp_path_factory, small) -> Path:
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_every_objective_learns(tmp_path, small, objective):
-    config = replace(small, epochs=4, augment="none", lr=constant(0.02), batch_size=64)
+    config = replace(small, epochs=3, augment="none", lr=constant(0.02), batch_size=64)
     config = with_objective(config, objective, **{} if objective == "standard" else {"eps": 0.1, "step_size": 0.03})
     model = loop.train(config, tmp_path / "run", tensorboard=False)
     records = run_folder.read_metrics(tmp_path / "run")
-    assert [record["epoch"] for record in records] == [1, 2, 3, 4]
+    assert [record["epoch"] for record in records] == [1, 2, 3]
     assert records[-1]["loss"] < records[0]["loss"]
     assert records[-1]["natural"] > 0.5
     assert not model.training
@@ -125,7 +123,7 @@ def test_best_checkpoint_reproduces_its_metrics(tmp_path, small):
 
 def test_seed_determines_the_run(tmp_path, small):
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
-        loop.train(replace(small, seed=seed), tmp_path / name, tensorboard=False)
+        loop.train(replace(small, seed=seed, epochs=1), tmp_path / name, tensorboard=False)
     same_run(tmp_path / "a", tmp_path / "b")
     with pytest.raises(AssertionError):
         same_run(tmp_path / "a", tmp_path / "c")
@@ -137,7 +135,7 @@ def test_training_leaves_the_global_random_state_unchanged(tmp_path, small):
     assert torch.equal(torch.get_rng_state(), state)
 
 
-@pytest.mark.parametrize("moment", [1, 4, 5, 6, 9, 14])
+@pytest.mark.parametrize("moment", [4, 5, 6, 14])
 def test_stopping_and_resuming_is_exact(tmp_path, small, whole, moment):
     """Five steps an epoch: stops before, at and after its end, and in a later epoch."""
     same_run(whole, in_two_parts(small, tmp_path / "parts", moment))
@@ -204,45 +202,52 @@ def test_resuming_with_another_configuration_is_refused(tmp_path, small):
         loop.train(small, tmp_path / "run", resume=True)
 
 
-CHILD = """
-import sys
-from pathlib import Path
-from sparring.training import loop, run_folder
-loop.SAVE_EVERY = 0.02                        # so that most kills fall between two saves within an epoch
-config = run_folder.open_run(Path(sys.argv[1])).config
-class Watch:
-    def begin(self, *args, **kwargs): print("begun", flush=True)
-    def step(self, *args): pass
-    def epoch(self, *args, **kwargs): pass
-    def end(self): pass
-loop.train(config, Path(sys.argv[2]), resume=True, tensorboard=False, tracker=Watch())
-"""
+class Begun:
+    """A tracker that reports the start of training."""
+
+    def __init__(self, pipe):
+        self.pipe = pipe
+
+    def begin(self, *args, **kwargs):
+        self.pipe.send("begun")
+
+    def step(self, *args): ...
+    def epoch(self, *args, **kwargs): ...
+    def end(self): ...
+
+
+def train_in_a_process(config, folder: Path, pipe) -> None:
+    loop.SAVE_EVERY = 0.02  # most kills fall between two saves within an epoch
+    loop.train(config, folder, resume=True, tensorboard=False, tracker=Begun(pipe))
 
 
 def test_run_killed_ten_times_resumes_bitwise(tmp_path, small):
-    config = replace(small, epochs=12, batch_size=64, lr=parse("one-cycle:0.1"))
-    run_folder.create(tmp_path / "config", config, "")
+    config = replace(small, epochs=5, batch_size=64, lr=parse("one-cycle:0.1"))
     began = time.perf_counter()
     loop.train(config, tmp_path / "whole", tensorboard=False)
     longest = (time.perf_counter() - began) / 20  # ten of these never reach the end
+    # Children are forked from a server that has imported the package: a start takes milliseconds.
+    processes = multiprocessing.get_context("forkserver")
+    processes.set_forkserver_preload([__name__, "sklearn.datasets", "torch._dynamo"])
 
-    def start() -> subprocess.Popen[str]:
-        words = [sys.executable, "-c", CHILD, str(tmp_path / "config"), str(tmp_path / "killed")]
-        child = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
-        assert child.stdout is not None
-        assert child.stdout.readline() == "begun\n"
+    def start() -> multiprocessing.Process:
+        here, there = processes.Pipe(duplex=False)
+        child = processes.Process(target=train_in_a_process, args=(config, tmp_path / "killed", there))
+        child.start()
+        assert here.recv() == "begun"
         return child
 
     moments = random.Random(0)
     for _ in range(10):
         child = start()
         time.sleep(moments.uniform(0, longest))
-        assert child.poll() is None, "the run ended before it could be killed"
-        child.send_signal(signal.SIGKILL)
-        child.communicate()
+        assert child.is_alive(), "the run ended before it could be killed"
+        child.kill()
+        child.join()
+    assert run_folder.open_run(tmp_path / "killed").last() is not None, "no kill came after a save"
     child = start()
-    child.communicate()
-    assert child.returncode == 0
+    child.join()
+    assert child.exitcode == 0
     same_run(tmp_path / "whole", tmp_path / "killed")
 
 
@@ -290,7 +295,7 @@ def full_disk(monkeypatch, is_full):
     monkeypatch.setattr(Path, "write_bytes", write)
 
 
-@pytest.mark.parametrize("nth", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("nth", [1, 2, 3, 4])
 def test_full_disk_keeps_the_last_good_checkpoint(tmp_path, small, whole, monkeypatch, nth):
     """From the nth write of a checkpoint on all fail; with room again, the run resumes exactly."""
     full_disk(monkeypatch, lambda count: count >= nth)
@@ -303,7 +308,7 @@ def test_full_disk_keeps_the_last_good_checkpoint(tmp_path, small, whole, monkey
     same_run(whole, tmp_path / "run")
 
 
-@pytest.mark.parametrize("nth", [1, 2, 3, 4])
+@pytest.mark.parametrize("nth", [1, 4])
 def test_briefly_full_disk_costs_nothing(tmp_path, small, whole, monkeypatch, nth):
     full_disk(monkeypatch, lambda count: count == nth)
     loop.train(small, tmp_path / "run", tensorboard=False)

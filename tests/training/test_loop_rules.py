@@ -61,7 +61,7 @@ def test_cat_measures_its_own_attack(lessons):
     assert last["own"] > last["pgd10"]  # fewer steps in a smaller ball
 
 
-@pytest.mark.parametrize("moment", [7, 15, 18, 25, 27])
+@pytest.mark.parametrize("moment", [7, 15, 27])
 def test_cat_resumes_exactly_with_its_step_count(tmp_path, lessons, moment):
     config, whole = lessons
     same_run(whole, in_two_parts(config, tmp_path / "parts", moment))
@@ -91,7 +91,7 @@ def test_metrics_hold_the_tau_that_was_used(tmp_path, paces):
     same_run(folder, tmp_path / "fixed")
 
 
-@pytest.mark.parametrize("moment", [19, 30, 60])
+@pytest.mark.parametrize("moment", [19, 60])
 def test_tau_by_rule_resumes_exactly(tmp_path, paces, moment):
     config, whole = paces
     same_run(whole, in_two_parts(config, tmp_path / "parts", moment))

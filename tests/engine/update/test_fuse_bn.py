@@ -23,6 +23,7 @@ from sparring.engine.update import fuse_bn
 from sparring.models import build
 from tests.engine.networks import Around, Before, Blocks, Chain, Padded, Uneven
 
+pytestmark = pytest.mark.usefixtures("few_programs")
 WIDE = {
     Padded: [4, 12],
     Chain: [4, 12],
@@ -73,7 +74,7 @@ def test_a_rewritten_network_is_the_same_network(network, side, pools, monkeypat
     used = []
     pool = pooling.max_pool
     monkeypatch.setattr(pooling, "max_pool", lambda x: used.append(x) or pool(x))
-    for number in range(3):
+    for number in range(2):
         x = torch.rand(4, 3, side, side, generator=torch.Generator().manual_seed(number))
         out, expected = graph(x.to(memory_format=torch.channels_last)), theirs(x.double())
         assert torch.allclose(out.double(), expected, atol=1e-4)
@@ -82,7 +83,7 @@ def test_a_rewritten_network_is_the_same_network(network, side, pools, monkeypat
         whole = sum(g.norm() ** 2 for g in gradients) ** 0.5
         for one, other in zip(found, gradients, strict=True):
             assert (one - other).norm() <= 1e-4 * whole
-    assert len(used) == 3 * pools
+    assert len(used) == 2 * pools
     for (name, one), other in zip(ours.named_buffers(), theirs.buffers(), strict=True):
         assert name.endswith("tracked") or torch.allclose(one.double(), other, atol=1e-5), name
 
