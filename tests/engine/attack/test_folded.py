@@ -204,7 +204,7 @@ def test_a_batch_norm_that_stands_in_two_places():
     before = model.norm.running_mean.clone()
     network = fold(model, dtype=torch.float64, fused=False)
     x = images()
-    assert model.norm.training  # nobody's mode is touched
+    assert model.norm.training  # its mode is untouched
     found = network(x)
     assert torch.equal(model.norm.running_mean, before)
     torch.testing.assert_close(found, model.eval()(x))

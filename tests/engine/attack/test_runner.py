@@ -98,7 +98,7 @@ def test_an_old_report_is_not_taken_for_the_new_one(monkeypatch):
         if not late:
             serial, _ = now()
             late.append(serial)
-            return serial - 1, 0  # as if nobody went on
+            return serial - 1, 0  # as if no example went on
         late.clear()
         return now()
 

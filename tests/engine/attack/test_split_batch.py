@@ -18,7 +18,7 @@ def test_parts_are_the_whole(count):
     network.register_forward_pre_hook(lambda module, given: seen.append(len(given[0])))
     parted = SplitBatch(network, torch.device("cpu"), {6: (4, 2), 8: (4, 2, 2)})
     x, output_gradient = torch.rand(count, 3, 2, 2).double(), torch.randn(count, 3).double()
-    with torch.no_grad():  # as whoever calls it may have it
+    with torch.no_grad():  # the caller may be inside no_grad
         logits, back = parted.ahead(x)
     assert tuple(seen) == parted.cuts.get(count, (count,))
     expected, way = ahead(network, x)

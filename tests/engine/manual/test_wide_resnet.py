@@ -1,4 +1,4 @@
-"""A wide ResNet by hand is itself: forward, back, for some of its images, in whole attacks. By Triton's interpreter."""
+"""The hand-written wide ResNet is the network: both passes, fewer images backward, whole attacks (interpreter)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SIDES = dict.fromkeys(("stretched", "shortcut stride"), (2, 2))  # 2x2 and 1x1 a
 
 @pytest.fixture
 def both(monkeypatch):
-    """A network folded twice: by hand, and by autograd."""
+    """A network folded twice: hand-written, and by autograd."""
 
     def make(model, dtype=torch.float32):
         torch.manual_seed(0)
@@ -223,7 +223,7 @@ class Odd(nn.Module):
 
 
 class Second(Odd):
-    """A forward with another argument, which nobody gives."""
+    """A forward with another argument, which is never given."""
 
     def forward(self, x, unused=None):
         return super().forward(x)

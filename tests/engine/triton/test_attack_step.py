@@ -117,13 +117,13 @@ def test_judge_gives_the_gradient_of_the_loss(inner):
     natural = torch.randn(9, 10, generator=draw)
     rows, label = torch.tensor([8, 1, 2, 5, 4, 0, 3]), torch.randint(0, 10, (9,), generator=draw)
     wrong = torch.zeros(7, dtype=torch.int32)
-    slope = attack_step.judge(logits, natural if inner == "kl" else None, rows, label, wrong)
+    output_gradient = attack_step.judge(logits, natural if inner == "kl" else None, rows, label, wrong)
     leaf = logits.clone().requires_grad_()
     if inner == "ce":
         F.cross_entropy(leaf, label[rows], reduction="sum").backward()
     else:
         F.kl_div(leaf.log_softmax(1), natural[rows].softmax(1), reduction="sum").backward()
-    assert torch.allclose(slope, leaf.grad, atol=1e-6)
+    assert torch.allclose(output_gradient, leaf.grad, atol=1e-6)
     assert torch.equal(wrong.bool(), logits.argmax(dim=1) != label[rows])
 
 
