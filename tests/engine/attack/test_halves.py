@@ -82,8 +82,7 @@ def test_cudnn_backward_for_a_subset():
         assert torch.equal(fused_ops.back_to(y, g, weight, (1, 1), (1, 1), more, AMONG), whole)
 
 
-@pytest.mark.parametrize("name", ["residual", "small_cnn"])
-@pytest.mark.parametrize("cudnn", [False, True])
+@pytest.mark.parametrize(("name", "cudnn"), [("residual", False), ("residual", True), ("small_cnn", True)])
 def test_network_backward_for_a_subset(folded, name, cudnn, monkeypatch):
     monkeypatch.setattr(conv, "cudnn_is_faster", lambda *given, **more: cudnn)
     ours, _ = folded(Residual() if name == "residual" else build("small_cnn", num_classes=10, size=(8, 8)))

@@ -165,7 +165,7 @@ def test_manual_small_cnn_equals_autograd(folded):
     ]
     assert ours.manual.steps[6].filter.weight.shape == (256, 256, 3, 3)  # 196 padded
     draw = torch.Generator().manual_seed(0)
-    x, output_gradient = torch.rand(3, 3, 8, 8, generator=draw), torch.randn(3, 10, generator=draw)
+    x, output_gradient = torch.rand(1, 3, 8, 8, generator=draw), torch.randn(1, 10, generator=draw)
     with torch.no_grad():  # an update, which refresh has to copy
         for parameter in model.parameters():
             parameter.mul_(1.1)
