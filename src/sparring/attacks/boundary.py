@@ -56,7 +56,7 @@ def friendliest_pgd(
     So the margin is met wherever PGD-K passes a point that meets it, and the loss is not above that of PGD-K-0 wherever
     the point of PGD-K-0 meets the margin.
 
-    Cost beside the counted steps: one forward pass of the examples still active after the last step, and `halvings`
+    Cost besides the counted steps: one forward pass of the examples still active after the last step, and `halvings`
     forward passes of those that crossed. They are not back-propagations and are not counted.
 
     Args:

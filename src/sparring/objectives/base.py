@@ -185,7 +185,7 @@ class Attack:
         return {"eps": progress.value(self.eps)}
 
     def own_attack(self, progress: Progress) -> dict[str, Any] | None:
-        """None: nothing beside the usual validation."""
+        """None: nothing besides the usual validation."""
         return None
 
     def advice(self, epochs: int) -> list[str]:
@@ -203,7 +203,7 @@ class Attack:
 
 @dataclass(frozen=True, kw_only=True)
 class KTauAttack(Attack):
-    """What the objectives of PGD-K-tau have beside it: Madry, TRADES, MART and their friendly versions."""
+    """What the objectives of PGD-K-tau have besides it: Madry, TRADES, MART and their friendly versions."""
 
     noise: float = 0.0
     """Sigma of normal noise added at every step."""

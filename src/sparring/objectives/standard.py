@@ -41,7 +41,7 @@ class Standard:
         return {"eps": 0.0}
 
     def own_attack(self, progress: Progress) -> dict[str, Any] | None:
-        """None: nothing beside the usual validation."""
+        """None: nothing besides the usual validation."""
         return None
 
     def advice(self, epochs: int) -> list[str]:
