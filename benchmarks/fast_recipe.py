@@ -25,10 +25,10 @@ from sparring.evaluation import evaluate
 from sparring.models import build
 from sparring.recipes import cifar10
 from sparring.schedules import parse
-from sparring.seeds import derive_seed
+from sparring.seeds import Draw, derive_seed
 from sparring.training import run_folder
 from sparring.training.config import Config, to_json, with_objective
-from sparring.training.loop import _HOLD_OUT, train
+from sparring.training.loop import train
 from sparring.training.validation import validate
 
 DEVICE = torch.device("cuda")
@@ -93,7 +93,7 @@ class Clock:
 def judge(folder: Path, data, config) -> dict:
     """Natural and PGD-10 accuracy on the held-out images: of the average, and of the last weights."""
     last = run_folder.open_run(folder).last(DEVICE)
-    _, held = hold_out(data.train, config.validation, seed=derive_seed(config.seed, _HOLD_OUT))
+    _, held = hold_out(data.train, config.validation, seed=derive_seed(config.seed, Draw.HOLD_OUT))
     found = {}
     for part in ("model", "live"):
         if not last.part(part):

@@ -9,7 +9,7 @@ import pytest
 
 import sparring
 
-# Bottom-up. A name of this list may import what stands above it in the list, and nothing that stands below.
+# Bottom-up: a room lies below those that come later in the list.
 HOUSE: dict[str, list[str]] = {
     "_version": [],
     "errors": [],

@@ -196,6 +196,12 @@ def start_after(schedule: Schedule, epochs: int) -> PieceStart | None:
     return late[0] if late and not late[0].relative else None
 
 
+def absolute_start(schedule: Schedule) -> PieceStart | None:
+    """The first start of a schedule that is given as an epoch, not as a share of the run."""
+    pieces = schedule.pieces if isinstance(schedule, Piecewise) else ()
+    return next((start for start, _ in pieces if not start.relative), None)
+
+
 class Scheduled(ABC):  # noqa: B024 (schedules are registered with it, below)
     """A field of a frozen dataclass that holds a schedule and takes a number or its one-line form, too.
 

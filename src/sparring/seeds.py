@@ -7,10 +7,20 @@ Nothing here touches the global random state or knows what the numbers are for.
 from __future__ import annotations
 
 import hashlib
+from enum import IntEnum
 
 import torch
 
 from sparring.errors import UserError
+
+
+class Draw(IntEnum):
+    """What a random draw of a training run is for: a part of its seed."""
+
+    WEIGHTS = 1
+    HOLD_OUT = 2
+    ATTACK = 3
+    VALIDATION = 4
 
 
 def check_seed(seed: int) -> None:

@@ -21,12 +21,12 @@ from sparring.cli import signals
 from sparring.cli import train as command
 from sparring.cli.recipes import PROTOCOLS
 from sparring.cli.signals import Flag, stopping
-from sparring.cli.train import pick_device
 from sparring.data import Split, load
 from sparring.errors import UserError
 from sparring.recipes import RECIPES, find
 from sparring.schedules import constant
 from sparring.training import run_folder
+from sparring.training.loop import pick_device
 from tests.training.test_loop import same_run
 
 from .conftest import QUICK, start, write_images
@@ -221,7 +221,7 @@ def test_notes_on_unusual_settings(sparring):
     assert result.code == 0
     assert "note: a step of 0.075 is longer than the ball (0.0314): lower --attack.step-size." in result.out
     assert "note: validation and the best epoch are judged at eps 0.3, training is at 0.0314" in result.out
-    assert "note: --lr 0.1,0.01@600: @600 lies behind the last epoch (2)." in result.out
+    assert "note: --lr 0.1,0.01@600: @600 lies after the last epoch (2)." in result.out
     assert "days" not in result.out
     assert "note:" not in sparring("train", *QUICK, "--out", "other").out
     config = find("fat-cifar10-resnet18").config

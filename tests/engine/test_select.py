@@ -250,7 +250,7 @@ def test_an_averaged_run(tmp_path, small):
     assert all(torch.equal(one.tensors[key], other.tensors[key]) for key in one.tensors)
     assert all(torch.equal(tensor, one.part("model")[name]) for name, tensor in model.state_dict().items())
     assert any(not torch.equal(tensor, one.part("model")[name]) for name, tensor in one.part("live").items())
-    held = hold_out(load("digits").train, config.validation, seed=derive_seed(config.seed, loop._HOLD_OUT))[1]
+    held = hold_out(load("digits").train, config.validation, seed=derive_seed(config.seed, loop.Draw.HOLD_OUT))[1]
     natural, _ = validate(model, held, eps=config.validation_eps, seed=config.seed)
     assert natural == run_folder.read_metrics(tmp_path / "whole")[-1]["natural"]
 

@@ -283,8 +283,16 @@ def test_advice_on_unusual_settings():
     assert make(CAT, patience=10).advice(30) == [
         "k grows at most every 11 epochs and cannot pass 3 of 5 in 30; less patience: --attack.patience."
     ]
-    assert make(FAT, tau=parse("0,1@51")).advice(50) == ["--attack.tau 0,1@51: @51 lies behind the last epoch (50)."]
+    assert make(FAT, tau=parse("0,1@51")).advice(50) == ["--attack.tau 0,1@51: @51 lies after the last epoch (50)."]
     assert make(FAT, eps=0.01).advice(50) == [
         "a step of 0.03 is longer than the ball (0.01): lower --attack.step-size."
     ]
     assert not make(FAT).advice(50)
+
+
+def test_a_fraction_of_training_needs_schedules_in_per_cent(batch):
+    """Counted in epochs, a start would be reached at once."""
+    with pytest.raises(UserError, match=r"0,1@51 changes at epoch 51.*per cent"):
+        make(FAT, tau="0,1@51")(*batch, progress=0.5)
+    with pytest.raises(UserError, match="progress must lie"):
+        make(FAT)(*batch, progress=None)

@@ -38,6 +38,10 @@ def test_train_takes_a_config(tmp_path):
         (3, {}, "a recipe's name or a Config, got 3"),
         ("fat-digits", {"epoch": 3}, "Config has no 'epoch'. It has: .*epochs"),
         ("fat-digits", {"eps": 0.1}, "Config has no 'eps'"),
+        ("fat-digits", {"device": "banana"}, "unknown device 'banana'"),
+        ("fat-digits", {"engine": "slow"}, "unknown engine 'slow'"),
+        ("fat-digits", {"model": torch.nn.Linear(2, 2)}, "model must be a name, got Linear"),
+        ("fat-digits", {"augment": "rotate"}, "unknown augmentation 'rotate'"),
     ],
 )
 def test_wrong_input_is_a_user_error(tmp_path, recipe, changes, message):

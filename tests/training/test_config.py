@@ -28,7 +28,7 @@ def test_round_trip_through_json(name):
     assert config.from_json(json.loads(json.dumps(to_json(made)))) == made
 
 
-def test_file_of_version_0_1_is_read():
+def test_file_with_the_parameters_of_all_objectives_is_read():
     """It held the parameters of all objectives and, outside them, beta; unused ones are dropped."""
     attack = {"eps": "0.1", "step_size": 0.02, "steps": 7, "tau": "0,1@40%", "start": "normal", "noise": 0.0}
     attack |= {"project": True, "fosc": "ramp:0.5..0@83.3%", "margin": "ramp:0..1@100%", "patience": 10}
@@ -86,6 +86,9 @@ def test_unknown_field_is_refused():
         {"seed": 1.5},
         {"normalize": "no"},
         {"precision": "fp16"},
+        {"augment": "rotate"},
+        {"model": object()},
+        {"data": None},
     ],
 )
 def test_impossible_values_are_refused(changes):

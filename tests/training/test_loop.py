@@ -116,7 +116,7 @@ def test_best_checkpoint_reproduces_its_metrics(tmp_path, small):
     best = checkpoint.load(tmp_path / "run" / run_folder.BEST)
     model = build("tiny_cnn", num_classes=10, channels=1, size=(8, 8))
     model.load_state_dict(best.part("model"))
-    _, held = hold_out(load("digits").train, small.validation, seed=derive_seed(small.seed, loop._HOLD_OUT))
+    _, held = hold_out(load("digits").train, small.validation, seed=derive_seed(small.seed, loop.Draw.HOLD_OUT))
     natural, robust = loop.validate(model, held, eps=small.validation_eps, seed=small.seed)
     assert (natural, robust) == (best.facts["metrics"]["natural"], best.facts["metrics"]["pgd10"])
 

@@ -19,13 +19,13 @@ from sparring.bench import AblationOptions, Benchmark, BenchmarkOptions, ablatio
 from sparring.bench.training import fat_of
 from sparring.cli.arguments import parse
 from sparring.cli.console import Screen
-from sparring.cli.train import pick_device
 from sparring.data import load
 from sparring.engine import on
 from sparring.errors import RunFailed, UserError, unknown
 from sparring.training import run_folder
 from sparring.training.checkpoint import write_text
 from sparring.training.config import Config
+from sparring.training.loop import pick_device
 
 DESCRIPTION = """How fast training is here: attack steps, updates, real epochs, and the plain paths in the same run.
 

@@ -211,7 +211,7 @@ def _write(
             "Attacks in the table": f"protocol {PROTOCOL}: eps as in training; PGD-20 and C&W (30 steps) with steps of "
             "eps/10, random start",
             "Seed": str(options.seed),
-            "Hardware": f"{where['device']}, {where['threads']} threads",
+            "Hardware": f"{where['device']}, {where['threads']} thread{'s' if where['threads'] > 1 else ''}",
             "Versions": f"sparring {where['sparring']}, torch {where['torch']}, Python {where['python']}",
             "Command": where["command"],
         },

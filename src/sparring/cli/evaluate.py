@@ -23,7 +23,6 @@ from sparring import data, schedules, weights
 from sparring.cli.arguments import parse
 from sparring.cli.console import Screen
 from sparring.cli.signals import stopped
-from sparring.cli.train import pick_device
 from sparring.data import Dataset
 from sparring.errors import UserError
 from sparring.evaluation import PROTOCOLS, Result, evaluate
@@ -33,6 +32,7 @@ from sparring.evaluation.sanity.checks import WHY
 from sparring.evaluation.sanity.explain import page
 from sparring.training import run_folder
 from sparring.training.checkpoint import read_facts, write_text
+from sparring.training.loop import pick_device
 
 DESCRIPTION = """Measure how well a model withstands attack. The same command continues an interrupted evaluation.
 

@@ -21,7 +21,6 @@ from sparring.cli.paper_item import show
 from sparring.cli.paper_listing import count, list_items, list_jobs
 from sparring.cli.progress import TrainingBar
 from sparring.cli.signals import breakable, stopped, stopping
-from sparring.cli.train import pick_device
 from sparring.data import describe
 from sparring.errors import RunFailed, UserError
 from sparring.evaluation.protocols import find as find_protocol
@@ -33,6 +32,7 @@ from sparring.paper.specs import Item, Robustness
 from sparring.seeds import check_seed
 from sparring.training.checkpoint import write_text
 from sparring.training.gpu_sharing import run_together
+from sparring.training.loop import pick_device
 
 DESCRIPTION = """Reproduce a table or figure of the paper, beside the paper's own numbers. Finished runs are reused,
 interrupted ones resume. Without an item: list the items, their cost on one H200, and what is measured.

@@ -26,7 +26,7 @@ from sparring.objectives import OBJECTIVES, Objective
 from sparring.training import run_folder
 from sparring.training.checkpoint import read_facts
 from sparring.training.config import Config, with_objective
-from sparring.training.loop import Interrupted, train
+from sparring.training.loop import Interrupted, pick_device, train
 
 DESCRIPTION = """Train a model by a recipe; any part of the recipe can be replaced.
 
@@ -149,7 +149,7 @@ def _notes(config: Config, data: Dataset, device: torch.device) -> Iterator[str]
             "another: --validation-eps."
         )
     if late := schedules.start_after(config.lr, config.epochs):
-        yield f"--lr {config.lr}: @{late} lies behind the last epoch ({config.epochs})."
+        yield f"--lr {config.lr}: @{late} lies after the last epoch ({config.epochs})."
     days = _days_on_a_cpu(config, data)
     if device.type == "cpu" and days > 1:
         yield f"on a CPU this takes about {days:,.0f} days. Use a GPU, fewer --epochs, or a smaller --model."
@@ -245,23 +245,6 @@ def _value_of(flag: str, argv: list[str]) -> str | None:
         elif word.startswith(f"{flag}="):
             value = word.removeprefix(f"{flag}=")
     return value
-
-
-def pick_device(name: str) -> torch.device:
-    """The device of that name, checked to exist."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise UserError(f"unknown device {name!r}. Write auto, cpu, cuda or cuda:N.") from None
-    if device.type not in ("cpu", "cuda"):
-        raise UserError(f"device {name!r} is not supported. Write auto, cpu, cuda or cuda:N.")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UserError(
-            f"device {name!r} does not exist: there are {torch.cuda.device_count()} CUDA devices. Use --device cpu."
-        )
-    return device
 
 
 def _summary(folder: Path) -> None:

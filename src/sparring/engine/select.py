@@ -1,4 +1,4 @@
-"""Which path a training step takes, and why: decided here and nowhere else.
+"""Which path a training step takes, and why: chosen here.
 
 `prepare` tries the fastest path that fits and falls back to the next where tracing, compiling or capturing fails. For
 the attack: a hand-written network, the folded graph in fused operations, the folded graph in plain operations, the
@@ -99,9 +99,9 @@ class Engine:
     def attack(self, search: Search, x: Tensor, y: Tensor, generator: torch.Generator) -> Found:
         """The training data that `search` finds. Of a captured attack they are valid until the next call."""
         if isinstance(search, KTauPGD) and self.runner is not None:
-            self._capture(self.runner, search)
-        if isinstance(search, KTauPGD) and self.runner is not None:
-            return self.runner(search, x, y, generator)
+            self._capture(self.runner, search)  # which drops the runner where it cannot run the attack
+            if self.runner is not None:
+                return self.runner(search, x, y, generator)
         return search(self.gradients, x, y, generator)
 
     def _capture(self, runner: CapturedAttack, search: KTauPGD) -> None:

@@ -37,12 +37,17 @@ class Progress:
     @classmethod
     def at_fraction(cls, done: float, history: Sequence[EpochMetrics] = ()) -> Progress:
         """The place in a run of which the fraction `done` is finished; schedules must then be relative (0,1@40%)."""
-        if not 0 <= done <= 1:
+        if not isinstance(done, int | float) or not 0 <= done <= 1:
             raise UserError(f"progress must lie in [0, 1], got {done!r}. Write for example epoch / epochs.")
         return cls(round(1 + done * _FINE, 6), _FINE, history)
 
     def value(self, schedule: Schedule) -> float:
         """What a schedule says here."""
+        if self.epochs == _FINE and (start := schedules.absolute_start(schedule)):
+            raise UserError(
+                f"the schedule {schedule} changes at epoch {start}, but only the fraction of training is known. Write "
+                "it in per cent, for example 0,1@40%."
+            )
         return schedule.at(self.epoch, self.epochs)
 
 
@@ -94,6 +99,7 @@ class Objective(Protocol):
     """Search for data, then minimise a loss on them."""
 
     name: ClassVar[str]
+    fixed_sizes: ClassVar[bool]  # whether the search runs at few batch sizes, as PGD-K-tau does in the engine
 
     @property
     def radius(self) -> float:
@@ -138,13 +144,15 @@ def training_step(
         history: metrics of the finished epochs, for methods that adapt to them (CAT).
     """
     place = Progress.at_fraction(progress, history)
-    found = self.search(place)(model, x, y, generator or fresh_generator(x))
+    found = self.search(place)(model, x, y, fresh_generator(x) if generator is None else generator)
     return Step(self.loss(model, x, found.x_adv, y), found.x_adv, found.backprops)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attack:
     """What every adversarial objective has: PGD inside an eps-ball."""
+
+    fixed_sizes: ClassVar[bool] = False
 
     eps: Scheduled = Scheduled(8 / 255)
     """Radius of the ball, in [0, 1] pixels: 8/255, or a schedule such as ramp:0..8/255@50%."""
@@ -197,13 +205,15 @@ class Attack:
             )
         for name, value in vars(self).items():
             if isinstance(value, Schedule) and (late := schedules.start_after(value, epochs)):
-                found.append(f"--attack.{name} {value}: @{late} lies behind the last epoch ({epochs}).")
+                found.append(f"--attack.{name} {value}: @{late} lies after the last epoch ({epochs}).")
         return found
 
 
 @dataclass(frozen=True, kw_only=True)
 class KTauAttack(Attack):
     """What the objectives of PGD-K-tau have besides it: Madry, TRADES, MART and their friendly versions."""
+
+    fixed_sizes: ClassVar[bool] = True
 
     noise: float = 0.0
     """Sigma of normal noise added at every step."""

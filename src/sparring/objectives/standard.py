@@ -16,6 +16,7 @@ class Standard:
     """Standard training on natural data: no defence."""
 
     name: ClassVar[str] = "standard"
+    fixed_sizes: ClassVar[bool] = True
     __call__ = training_step
 
     @property

@@ -151,7 +151,7 @@ def trained_on(result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 def starts(result: Mapping[str, Any]) -> int:
     """How often the training was started: one plus the number of times it was resumed."""
-    return int(result.get("starts") or result.get("sessions") or 1)  # "sessions": files of version 0.1
+    return int(result.get("starts") or result.get("sessions") or 1)  # an alternative name in older files
 
 
 def at_once(result: Mapping[str, Any]) -> int:

@@ -60,9 +60,9 @@ FAT_AWP = replace(FAT, awp=parse("0,0.005@10%"))
 # How cost and expectation were measured: results/digits-recipes.json, -baselines.json, -options.json and
 # friendly/digits-*.json. The expectation is natural / PGD-20 in per cent at the radius of training.
 MEASURED = (
-    "on the 450 test images, the range over seeds 0-2, each trained with 1 thread of an x86_64 CPU. Another number of "
-    "threads rounds sums in another order and gives another run, as another seed does: of the same spread, and not "
-    "always within the range of these three."
+    "on the 450 test images, the range over seeds 0-2, each trained with 1 thread of an x86_64 CPU. Another CPU or "
+    "number of threads rounds sums in another order and gives another run, as another seed does: of the same spread, "
+    "and not always within the range of these three."
 )
 DIGITS = (
     Recipe("standard-digits", STANDARD, "no defence", "4 s", "98.9-99.6 / 0.0-0.4 at eps 0.3"),

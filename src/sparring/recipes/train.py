@@ -46,8 +46,7 @@ def train(
     unknown = sorted(changes.keys() - vars(config).keys())
     if unknown:
         raise UserError(f"Config has no {unknown[0]!r}. It has: {', '.join(vars(config))}.")
-    if str(device) == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = loop.pick_device(str(device))
     return loop.train(
         replace(config, **changes),
         out,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from sparring.attacks.checks import check_radius
-from sparring.data import Dataset
+from sparring.data import AUGMENTS, Dataset
 from sparring.errors import UserError, unknown
 from sparring.objectives import FAT, OBJECTIVES, Objective
 from sparring.schedules import Schedule, Scheduled
@@ -71,6 +71,14 @@ class Config:
             raise UserError(f"normalize must be True or False, got {self.normalize!r}.")
         if self.precision not in get_args(Precision):
             raise unknown("precision", self.precision, get_args(Precision))
+        for name in ("model", "data"):
+            if not isinstance(getattr(self, name), str):
+                raise UserError(
+                    f"{name} must be a name, got {type(getattr(self, name)).__name__}. With a network or data of your "
+                    "own, call an objective in your own loop: step = FAT(...)(model, x, y)."
+                )
+        if self.augment not in AUGMENTS:
+            raise unknown("augmentation", str(self.augment), AUGMENTS)
         check_seed(self.seed)
         if not 0 <= self.weight_decay < float("inf"):
             raise UserError(f"weight_decay must be finite and at least 0, got {self.weight_decay}.")
@@ -99,7 +107,7 @@ def _plain(declared: Any) -> dict[str, Any]:
 def from_json(given: dict[str, Any]) -> Config:
     """The configuration that `to_json` wrote.
 
-    Files of version 0.1 hold the parameters of all objectives, and `beta` beside them: those that mean nothing to the
+    A file may hold the parameters of all objectives in one block, and `beta` beside it: those that mean nothing to the
     objective are left out.
     """
     whole, attack = dict(given), dict(given.get("attack", {}))

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import nn
@@ -23,17 +23,16 @@ from sparring import engine as engines
 from sparring import models
 from sparring.data import Dataset, Split, batches, count_batches, hold_out, load
 from sparring.engine import Engine
-from sparring.errors import RunFailed, UserError
-from sparring.objectives import KTauAttack, Progress
-from sparring.seeds import derive_seed, generator
+from sparring.errors import RunFailed, UserError, unknown
+from sparring.objectives import Progress
+from sparring.seeds import Draw, derive_seed, generator
 from sparring.training import run_folder
 from sparring.training.checkpoint import read_facts
 from sparring.training.config import Config, differences, model_facts
 from sparring.training.state import Saver, State, Tally, restore
 from sparring.training.tracking import TensorBoard, Tracker
-from sparring.training.validation import VALIDATION, accuracies, predicts_one_class, validate
+from sparring.training.validation import accuracies, predicts_one_class, validate
 
-_WEIGHTS, _HOLD_OUT, _ATTACK = range(1, VALIDATION)  # what a random draw is for
 _PROBE = 64  # training images on which the engine checks its copy of the network
 SAVE_EVERY = 300.0  # seconds between checkpoints within an epoch: about the most that a power cut can cost
 SAVE_AT_ENDS = 20.0  # seconds before the end of another epoch is worth a checkpoint: a GPU trains one in 4 s
@@ -53,7 +52,7 @@ class Diverged(RunFailed):
         self.epoch = epoch
         super().__init__(
             f"the loss or its gradient is not finite by epoch {epoch}, step {step} (learning rate {lr:g}). That step "
-            f"changed no weight, and the last checkpoint is intact. Start again with --overwrite and a lower --lr than "
+            f"changed no weight, nor any checkpoint. Start again with --overwrite and a lower --lr than "
             f"{schedule}."
         )
 
@@ -83,8 +82,10 @@ def train(
         engine: "auto" takes captured graphs where CUDA is; "plain" is the reference.
     """
     folder, device = Path(folder), torch.device(device)
+    if engine not in get_args(engines.EngineKind):
+        raise unknown("engine", str(engine), get_args(engines.EngineKind))
     data = data or load(config.data)
-    training, held = hold_out(data.train, config.validation, seed=derive_seed(config.seed, _HOLD_OUT))
+    training, held = hold_out(data.train, config.validation, seed=derive_seed(config.seed, Draw.HOLD_OUT))
     training, held = training.to(device), held.to(device)
     steps = count_batches(len(training), config.batch_size)
     facts = model_facts(config, data)
@@ -134,6 +135,23 @@ def train(
         return parts.judged().model.eval()
 
 
+def pick_device(name: str) -> torch.device:
+    """The device of that name, checked to exist."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"unknown device {name!r}. Write auto, cpu, cuda or cuda:N.") from None
+    if device.type not in ("cpu", "cuda"):
+        raise UserError(f"device {name!r} is not supported. Write auto, cpu, cuda or cuda:N.")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UserError(
+            f"device {name!r} does not exist: there are {torch.cuda.device_count()} CUDA devices. Use --device cpu."
+        )
+    return device
+
+
 def one_epoch(
     state: State,
     config: Config,
@@ -160,7 +178,7 @@ def one_epoch(
     ):
         progress = Progress(state.epoch + state.step / steps, config.epochs, history)
         lr, awp = progress.value(config.lr), progress.value(config.awp)
-        draws = generator(device, config.seed, _ATTACK, state.epoch, state.step)
+        draws = generator(device, config.seed, Draw.ATTACK, state.epoch, state.step)
 
         found = engine.attack(config.objective.search(progress), x, y, draws)
         loss = engine.update(x, found.x_adv, y, lr, awp)
@@ -250,7 +268,7 @@ def _longer(changed: Sequence[str]) -> bool:
 def begin(config: Config, facts: dict[str, Any], device: torch.device) -> State:
     """The state of a new run: weights drawn from the seed. The global random state is left alone."""
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(derive_seed(config.seed, _WEIGHTS))  # the CPU's; CUDA's is untouched
+        torch.default_generator.manual_seed(derive_seed(config.seed, Draw.WEIGHTS))  # the CPU's; CUDA's is untouched
         model = models.build(
             facts["name"],
             num_classes=facts["num_classes"],
@@ -283,7 +301,7 @@ def engine_for(
         kind=kind,
         ema=config.ema,
         images=data.train.x[:_PROBE].to(device).float() / 255,
-        fixed_sizes=isinstance(config.objective, KTauAttack),  # any other search comes in every batch size
+        fixed_sizes=config.objective.fixed_sizes,
         **how,
     )
 

@@ -60,7 +60,10 @@ class TensorBoard:
             yield
         except ImportError:
             self.writer = None
-            print("note: no TensorBoard events: pip install 'sparring[tensorboard]'.", file=sys.stderr)
+            print(
+                "note: no TensorBoard events: the package tensorboard is not installed (pip install tensorboard).",
+                file=sys.stderr,
+            )
         except OSError as error:
             self.writer = None
             print(f"note: no more events for TensorBoard in {self.folder}: {error.strerror or error}.", file=sys.stderr)

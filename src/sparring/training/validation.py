@@ -15,9 +15,8 @@ from torch import nn
 from sparring.attacks import pgd
 from sparring.attacks.checks import Model
 from sparring.data import Split, batches
-from sparring.seeds import generator
+from sparring.seeds import Draw, generator
 
-VALIDATION = 4  # what a random draw is for; the other purposes are in loop.py
 BATCH = 500
 
 
@@ -48,7 +47,7 @@ def accuracies(
     model.eval()
     for index, (x, y) in enumerate(batches(split, BATCH)):
         for place, attack in enumerate(attacks):
-            draws = generator(x.device, seed, VALIDATION, index)
+            draws = generator(x.device, seed, Draw.VALIDATION, index)
             points = x if attack is None else pgd(gradients or model, x, y, generator=draws, **attack)
             with torch.no_grad():
                 right[place] += (model(points).argmax(dim=1) == y).sum()
