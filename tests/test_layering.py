@@ -59,6 +59,7 @@ HOUSE: dict[str, list[str]] = {
         "attack",
         "update",
         "plain",
+        "training_engine",
         "select",
     ],
     "training": ["config", "checkpoint", "run_folder", "state", "tracking", "validation", "gpu_sharing", "loop"],

@@ -3,7 +3,8 @@
 from sparring.engine.cuda_graphs import on
 from sparring.engine.ema import WeightAverage
 from sparring.engine.plain import PlainUpdate
-from sparring.engine.select import PARTS, Engine, EngineKind, Judged, prepare
+from sparring.engine.select import PARTS, EngineKind, prepare
+from sparring.engine.training_engine import Engine, Judged
 from sparring.engine.update.step import FastUpdate, Update
 
 __all__ = [
