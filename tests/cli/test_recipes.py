@@ -46,7 +46,7 @@ def test_the_list_says_how_the_expected_accuracies_were_measured(sparring, monke
     seeds = [trial["seed"] for trial in facts["fat-digits"]["trials"]]
     text = (
         f"on the {facts['n']} test images, the range over seeds {seeds[0]}-{seeds[-1]}, each trained with "
-        f"{facts['threads']} thread of an {facts['device']}. Another number of threads"
+        f"{facts['threads']} thread of an {facts['device']}. Another CPU or number of threads"
     )
     assert f"Expected on digits: {text}" in sparring("recipes").out
     assert f"\nmeasured: protocol mart, {text}" in sparring("recipes", "fat-digits").out
