@@ -34,7 +34,7 @@ test: lint types unit
 
 lint: $(TOOLS)
 	@$(BIN)/ruff check .
-	@$(BIN)/ruff format --check --quiet src tests benchmarks docs/conf.py docs/images
+	@$(BIN)/ruff format --check --quiet src tests benchmarks examples docs/conf.py docs/images
 
 types: $(TOOLS)
 	@$(BIN)/mypy

@@ -175,7 +175,7 @@ def updates() -> dict:
     """
     model, engine, _ = made("resnet18", half=True)
     update, loss = engine.step, FAT().loss
-    assert update.sgd.at_once is not None and len(update.amp_copy.copies) == 22
+    assert update.descent.at_once is not None and len(update.amp_copy.copies) == 22
     theirs = copy.deepcopy(model)
     optimizer = torch.optim.SGD(theirs.parameters(), lr=0.0, momentum=0.9, weight_decay=2e-4)
 
@@ -196,10 +196,10 @@ def updates() -> dict:
     for ours, other in zip(model.buffers(), theirs.buffers(), strict=True):
         assert ours.is_floating_point() or torch.equal(ours, other)  # batch-norm's counts
     flat = [torch.cat([p.detach().flatten() for p in m.parameters()]) for m in (model, theirs)]
-    before = [tensor.clone() for tensor in (*model.parameters(), *update.amp_copy.copies, *update.sgd.momenta)]
+    before = [tensor.clone() for tensor in (*model.parameters(), *update.amp_copy.copies, *update.descent.state)]
     update(x, x * float("nan"), y, 0.1)
     assert update.failed()
-    after = (*model.parameters(), *update.amp_copy.copies, *update.sgd.momenta)
+    after = (*model.parameters(), *update.amp_copy.copies, *update.descent.state)
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
     row = {
         "losses": losses,

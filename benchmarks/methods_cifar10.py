@@ -28,7 +28,6 @@ from typing import Any
 
 import torch
 
-from sparring.cli.train import stopping
 from sparring.data import Dataset, load
 from sparring.errors import UserError
 from sparring.evaluation import evaluate
@@ -38,6 +37,7 @@ from sparring.recipes import cifar10 as r
 from sparring.training import run_folder
 from sparring.training.config import Config, to_json, with_objective
 from sparring.training.loop import Interrupted, train
+from sparring.training.signals import stopping
 
 RESULTS = Path("results/methods/h200.json")
 AA_IMAGES = 1000

@@ -23,7 +23,6 @@ from typing import Any
 import torch
 from methods_cifar10 import EpochPrinter
 
-from sparring.cli.train import stopping
 from sparring.data import Dataset, load
 from sparring.evaluation import evaluate
 from sparring.recipes import cifar10
@@ -31,6 +30,7 @@ from sparring.schedules import parse
 from sparring.training import run_folder
 from sparring.training.config import to_json, with_objective
 from sparring.training.loop import Interrupted, train
+from sparring.training.signals import stopping
 from sparring.weights import load_model
 
 CONFIG = replace(

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from sparring import schedules
 from sparring.errors import UserError
-from sparring.schedules import OneCycle, PieceStart, Piecewise, Ramp, constant, number, parse, pixels
+from sparring.schedules import Cosine, OneCycle, PieceStart, Piecewise, Ramp, Warmup, constant, number, parse, pixels
 
 
 def test_piecewise_follows_the_paper():
@@ -40,6 +40,25 @@ def test_ramp():
     assert eps.at(6, 10) == eps.at(10, 10) == pytest.approx(8 / 255)
 
 
+def test_cosine():
+    lr = parse("cosine:0.1")
+    assert [lr.at(epoch, 10) for epoch in (1, 6, 11, 12)] == pytest.approx([0.1, 0.05, 0, 0], abs=1e-15)
+    assert parse("cosine:0.1..0.01").at(11, 10) == pytest.approx(0.01)
+
+
+def test_warm_up_scales_any_schedule():
+    """Linear over its length, and the schedule itself from then on: its starts do not move."""
+    lr = parse("warmup:5+0.1,0.01@60")
+    assert [lr.at(epoch, 100) for epoch in (1, 2, 3.5, 6, 59.9, 60)] == pytest.approx([0, 0.02, 0.05, 0.1, 0.1, 0.01])
+    assert parse("warmup:10%+0.2").at(2, 20) == pytest.approx(0.1)
+    cosine = parse("warmup:10%+cosine:0.1")
+    assert cosine.at(2, 20) == pytest.approx(parse("cosine:0.1").at(2, 20) / 2)
+    assert cosine.at(7, 20) == parse("cosine:0.1").at(7, 20)
+    assert schedules.absolute_start(parse("warmup:5%+0.1")) is None
+    assert schedules.absolute_start(lr) == PieceStart(6) and schedules.start_after(lr, 50) == PieceStart(60)
+    assert schedules.start_after(parse("warmup:9+0.1"), 5) == PieceStart(10)
+
+
 def test_numbers_may_be_fractions():
     assert number("8/255") == 8 / 255
     assert number("2e-4") == 2e-4
@@ -63,6 +82,9 @@ per_cents = st.lists(st.integers(1, 99), unique=True, max_size=4).map(sorted)
         st.builds(lambda first, at: Piecewise(first, tuple((PieceStart(a + 1), a / 7) for a in at)), floats, per_cents),
         st.builds(OneCycle, floats, st.integers(1, 99).map(lambda n: n / 100)),
         st.builds(Ramp, floats, floats, st.integers(1, 100).map(lambda n: n / 100)),
+        st.builds(Cosine, floats, floats),
+        st.builds(Warmup, st.integers(1, 99), st.builds(Cosine, floats)),
+        st.builds(lambda n, value: Warmup(n / 100, constant(value), True), st.integers(1, 100), floats),
     )
 )
 def test_round_trip_is_exact(schedule):
@@ -86,6 +108,12 @@ def test_round_trip_is_exact(schedule):
         ("one-cycle:0.2@100%", "percentage of the run"),
         ("one-cycle:0.2@0.4", "percentage of the run"),
         ("ramp:0.1", "ramp:FIRST..LAST"),
+        ("warmup:5%", r"warmup:LENGTH\+SCHEDULE"),
+        ("warmup:5%+warmup:5%+0.1", r"warmup:LENGTH\+SCHEDULE"),
+        ("warmup:0+0.1", "above 0, got 0"),
+        ("warmup:120%+0.1", "above 0, got 120%"),
+        ("warmup:5%+fast", "'fast' is not a number"),
+        ("cosin:0.1", "Did you mean 'cosine'"),
         ("", "is not a number"),
     ],
 )
@@ -101,3 +129,9 @@ def test_spell_round_trips():
 
 def test_a_radius_is_printed_as_a_fraction_of_255_where_exact():
     assert [pixels(value) for value in (8 / 255, 0.031, 0.2, 0.0)] == ["8/255", "0.031", "0.2", "0"]
+
+
+@pytest.mark.parametrize("kind", ["one-cycle", "cosine", "warmup", "ramp"])
+def test_a_kind_without_numbers_is_named(kind):
+    with pytest.raises(UserError, match=f"'{kind}' is a schedule without its numbers. Write for example {kind}:"):
+        parse(kind)

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 
 class UserError(ValueError):
-    """A mistake that the user can fix. The message says what was given, what is allowed and what to do."""
+    """A mistake that the caller can fix. The message says what was given, what is allowed and what to do."""
 
 
 class RunFailed(RuntimeError):

@@ -9,6 +9,10 @@ the command line and in a recipe:
     one-cycle:0.2             up linearly to 0.2 over 40 % of the run, then down to 0
     one-cycle:0.2@25%         with the peak at 25 %
     ramp:0..8/255@50%         linearly from 0 to 8/255 over the first half, then constant
+    cosine:0.1                from 0.1 to 0 over the run, along half a cosine
+    cosine:0.1..0.001         the same, down to 0.001
+    warmup:5%+cosine:0.1      any schedule, times a factor that grows linearly from 0 to 1 over the first 5 %
+    warmup:5+0.1,0.01@60      the same over the first 5 epochs
 """
 
 from __future__ import annotations
@@ -42,6 +46,21 @@ def pixels(value: float) -> str:
     """A radius for people to read: '8/255' for exactly 8/255, else the number: 0.031 is not 8/255, and 0.2 is 0.2."""
     short, parts = f"{value:.6g}", round(value * 255)
     return f"{parts}/255" if parts and parts / 255 == value and float(short) != value else short
+
+
+def radius_text(value: float, norm: str) -> str:
+    """A radius with its norm, where that is not the usual one: '8/255', '0.5 (L2)'."""
+    return pixels(value) if norm == "linf" else f"{pixels(value)} ({norm.upper()})"
+
+
+def _written(schedule: object) -> str:
+    """A schedule as a field takes it: 0.1 for a constant one, '0.1,0.01@60' for others."""
+    text = str(schedule)
+    try:
+        float(text)
+    except ValueError:
+        return repr(text)
+    return text
 
 
 @dataclass(frozen=True)
@@ -78,6 +97,9 @@ class Piecewise:
         """Every value that it takes."""
         return (self.first, *(value for _, value in self.pieces))
 
+    def __repr__(self) -> str:
+        return _written(self)
+
     def __str__(self) -> str:
         return ",".join([spell(self.first), *(f"{spell(value)}@{start}" for start, value in self.pieces)])
 
@@ -97,6 +119,9 @@ class OneCycle:
     def values(self) -> tuple[float, ...]:
         """The two values that bound it."""
         return (0.0, self.peak)
+
+    def __repr__(self) -> str:
+        return _written(self)
 
     def __str__(self) -> str:
         return f"one-cycle:{spell(self.peak)}@{spell(round(100 * self.top, 9))}%"
@@ -119,11 +144,63 @@ class Ramp:
         """The two values that bound it."""
         return (self.first, self.last)
 
+    def __repr__(self) -> str:
+        return _written(self)
+
     def __str__(self) -> str:
         return f"ramp:{spell(self.first)}..{spell(self.last)}@{spell(round(100 * self.until, 9))}%"
 
 
-Schedule = Piecewise | OneCycle | Ramp
+@dataclass(frozen=True)
+class Cosine:
+    """From `first` to `last` over the run, along half a cosine."""
+
+    first: float
+    last: float = 0.0
+
+    def at(self, position: float, epochs: int) -> float:
+        """The value at a position in a run of `epochs` epochs."""
+        done = min(max((position - 1.0) / epochs, 0.0), 1.0)
+        return self.last + (self.first - self.last) * (1.0 + math.cos(math.pi * done)) / 2
+
+    def values(self) -> tuple[float, ...]:
+        """The two values that bound it."""
+        return (self.first, self.last)
+
+    def __repr__(self) -> str:
+        return _written(self)
+
+    def __str__(self) -> str:
+        return f"cosine:{spell(self.first)}" + (f"..{spell(self.last)}" if self.last else "")
+
+
+@dataclass(frozen=True)
+class Warmup:
+    """Another schedule, times a factor that grows linearly from 0 to 1 over the first `length` of the run."""
+
+    length: float
+    then: Piecewise | OneCycle | Ramp | Cosine
+    relative: bool = False
+    """Whether `length` is a fraction of the run; else it counts epochs."""
+
+    def at(self, position: float, epochs: int) -> float:
+        """The value at a position in a run of `epochs` epochs."""
+        length = self.length * epochs if self.relative else self.length
+        return self.then.at(position, epochs) * min(max((position - 1.0) / length, 0.0), 1.0)
+
+    def values(self) -> tuple[float, ...]:
+        """0, and every value of the other or the values that bound it."""
+        return (0.0, *self.then.values())
+
+    def __repr__(self) -> str:
+        return _written(self)
+
+    def __str__(self) -> str:
+        length = f"{spell(round(100 * self.length, 9))}%" if self.relative else spell(self.length)
+        return f"warmup:{length}+{self.then}"
+
+
+Schedule = Piecewise | OneCycle | Ramp | Cosine | Warmup
 
 
 def constant(value: float) -> Piecewise:
@@ -138,9 +215,22 @@ def of(given: Schedule | float | str) -> Schedule:
     return parse(given) if isinstance(given, str) else constant(number(str(given)))
 
 
+_KINDS = {
+    "one-cycle": "one-cycle:0.2",
+    "cosine": "cosine:0.1",
+    "warmup": "warmup:5%+cosine:0.1",
+    "ramp": "ramp:0..8/255@50%",
+}
+
+
 def parse(text: str) -> Schedule:
     """Parse the one-line form of a schedule."""
     text = text.replace(" ", "")
+    if text.startswith("warmup:"):
+        return _warmup(text)
+    if text.startswith("cosine:"):
+        first, dots, last = text.removeprefix("cosine:").partition("..")
+        return Cosine(number(first), number(last) if dots else 0.0)
     if text.startswith("one-cycle:"):
         peak, _, top = text.removeprefix("one-cycle:").partition("@")
         return OneCycle(number(peak), _fraction(top, text)) if top else OneCycle(number(peak))
@@ -153,9 +243,11 @@ def parse(text: str) -> Schedule:
     kind, colon, _ = text.partition(":")
     if colon:
         raise UserError(
-            f"{text!r}: there is no schedule {kind!r}.{did_you_mean(kind, ('one-cycle', 'ramp'))} Write for example "
-            "0.1,0.01@60, one-cycle:0.2 or ramp:0..8/255@50%."
+            f"{text!r}: there is no schedule {kind!r}.{did_you_mean(kind, _KINDS)} Write for example "
+            "0.1,0.01@60, one-cycle:0.2, cosine:0.1, warmup:5%+cosine:0.1 or ramp:0..8/255@50%."
         )
+    if text in _KINDS:
+        raise UserError(f"{text!r} is a schedule without its numbers. Write for example {_KINDS[text]}.")
     first, *rest = text.split(",")
     if "@" in first:
         raise UserError(f"{text!r}: the first value of a schedule has no start; write for example 0.1,0.01@60.")
@@ -166,6 +258,19 @@ def parse(text: str) -> Schedule:
     if any(after.at <= before.at for before, after in itertools.pairwise(starts)):
         raise UserError(f"{text!r}: the starts of a schedule must increase. Write for example 0.1,0.01@60,0.001@90.")
     return Piecewise(number(first), pieces)
+
+
+def _warmup(text: str) -> Warmup:
+    length, plus, rest = text.removeprefix("warmup:").partition("+")
+    if not plus or rest.startswith("warmup:"):
+        raise UserError(f"{text!r}: a warm-up is written warmup:LENGTH+SCHEDULE, e.g. warmup:5%+cosine:0.1.")
+    then = parse(rest)
+    assert not isinstance(then, Warmup)
+    relative = length.endswith("%")
+    value = number(length.removesuffix("%"))
+    if value <= 0 or (relative and value > 100):
+        raise UserError(f"{text!r}: a warm-up lasts some epochs or per cent of the run, above 0, got {length}.")
+    return Warmup(value / 100 if relative else value, then, relative)
 
 
 def _piece(piece: str, text: str) -> tuple[PieceStart, float]:
@@ -191,13 +296,19 @@ def _fraction(text: str, whole: str) -> float:
 
 def start_after(schedule: Schedule, epochs: int) -> PieceStart | None:
     """The first start of a schedule, given as an epoch, that a run of `epochs` epochs never reaches."""
+    if isinstance(schedule, Warmup):
+        if not schedule.relative and schedule.length > epochs:
+            return PieceStart(1 + schedule.length)
+        schedule = schedule.then
     starts = [start for start, _ in schedule.pieces] if isinstance(schedule, Piecewise) else []
     late = [start for start in starts if start.epoch(epochs) > epochs]
     return late[0] if late and not late[0].relative else None
 
 
 def absolute_start(schedule: Schedule) -> PieceStart | None:
-    """The first start of a schedule that is given as an epoch, not as a share of the run."""
+    """The first start of a schedule, or end of its warm-up, that is given as an epoch, not as a share of the run."""
+    if isinstance(schedule, Warmup):
+        return absolute_start(schedule.then) if schedule.relative else PieceStart(1 + schedule.length)
     pieces = schedule.pieces if isinstance(schedule, Piecewise) else ()
     return next((start for start, _ in pieces if not start.relative), None)
 
@@ -221,8 +332,17 @@ class Scheduled(ABC):  # noqa: B024 (schedules are registered with it, below)
         return value
 
     def __set__(self, instance: object, value: Schedule | float | str) -> None:
-        instance.__dict__[self.name] = of(value)
+        try:
+            instance.__dict__[self.name] = of(value)
+        except UserError as error:
+            raise UserError(f"{self.name}: {error}") from None
 
 
-for _kind in (Piecewise, OneCycle, Ramp):  # so that a parser of typed fields sees that the default fits the field
+for _kind in (
+    Piecewise,
+    OneCycle,
+    Ramp,
+    Cosine,
+    Warmup,
+):  # so that a parser of typed fields sees that the default fits the field
     Scheduled.register(_kind)

@@ -1,14 +1,18 @@
 """Stateless randomness: every draw is a function of the integers that identify it.
 
 A seed is derived from (seed, epoch, purpose, ...), so a resumed run draws the same numbers as an uninterrupted one.
-Nothing here touches the global random state or knows what the numbers are for.
+The global random state is left as it was. Nothing here knows what the numbers are for.
 """
 
 from __future__ import annotations
 
 import hashlib
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import IntEnum
 
+import numpy as np
 import torch
 
 from sparring.errors import UserError
@@ -21,12 +25,13 @@ class Draw(IntEnum):
     HOLD_OUT = 2
     ATTACK = 3
     VALIDATION = 4
+    NETWORK = 11  # what a network of the caller's own draws: dropout, stochastic depth
 
 
 def check_seed(seed: int) -> None:
     """Refuse a seed that torch's generators do not accept."""
-    if not 0 <= seed < 2**63:
-        raise UserError(f"a seed must lie between 0 and 2^63 - 1, got {seed}.")
+    if type(seed) is not int or not 0 <= seed < 2**63:
+        raise UserError(f"a seed must be a whole number from 0 to 2^63 - 1, got {seed!r}.")
 
 
 def derive_seed(*parts: int) -> int:
@@ -40,3 +45,25 @@ def generator(device: torch.device | str, *parts: int) -> torch.Generator:
     fresh = torch.Generator(device=device)
     fresh.manual_seed(derive_seed(*parts))
     return fresh
+
+
+@contextmanager
+def seeded(device: torch.device | str, *parts: int) -> Iterator[None]:
+    """Seed the global generators (torch's, numpy's, Python's) inside a block, for code that draws from them.
+
+    They are as they were afterwards.
+    """
+    seed, numbers, choices = derive_seed(*parts), np.random.get_state(), random.getstate()
+    device = torch.device(device)
+    cuda = [device.index if device.index is not None else torch.cuda.current_device()] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=cuda):
+        torch.default_generator.manual_seed(seed)
+        for index in cuda:
+            torch.cuda.default_generators[index].manual_seed(seed)
+        np.random.seed(seed & 0xFFFFFFFF)
+        random.seed(seed)
+        try:
+            yield
+        finally:
+            np.random.set_state(numbers)
+            random.setstate(choices)

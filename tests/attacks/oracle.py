@@ -10,16 +10,24 @@ import torch
 from torch import Tensor
 
 
-def literal_friendly_pgd(model, x, y, *, eps, step_size, steps, tau, loss, start, noise, project, seed):
+def literal_friendly_pgd(model, x, y, *, eps, step_size, steps, tau, loss, start, noise, project, seed, norm="linf"):
     generator = torch.Generator().manual_seed(seed)
-    if start == "uniform":
+    if start == "uniform" and norm == "l2":
+        drawn = torch.randn(x.shape, generator=generator, dtype=x.dtype)
+        share = torch.rand(len(x), generator=generator, dtype=x.dtype)
+        starts = x.clone()
+        for i in range(len(x)):
+            starts[i] += eps * share[i] ** (1 / x[i].numel()) * drawn[i] / drawn[i].pow(2).sum().sqrt()
+    elif start == "uniform":
         starts = x + eps * (2 * torch.rand(x.shape, generator=generator, dtype=x.dtype) - 1)
     elif start == "normal":
         starts = x + 0.001 * torch.randn(x.shape, generator=generator, dtype=x.dtype)
     else:
         starts = x.clone()
     starts = starts.clamp(0, 1)
-    if project and start is not None:
+    if norm == "l2" and project and start is not None:
+        starts = torch.stack([literal_shorten(point, natural, eps) for point, natural in zip(starts, x, strict=True)])
+    elif project and start is not None:
         starts = torch.minimum(torch.maximum(starts, x - eps), x + eps).clamp(0, 1)
     kicks = [torch.randn(x.shape, generator=generator, dtype=x.dtype) if noise else None for _ in range(steps)]
     model.eval()
@@ -35,16 +43,28 @@ def literal_friendly_pgd(model, x, y, *, eps, step_size, steps, tau, loss, start
                     break
                 tau_left -= 1
             (gradient,) = torch.autograd.grad(literal_loss(loss, model, natural, logits, label), at)
-            point = point + step_size * torch.sign(gradient)
+            if norm == "l2":
+                length = float(gradient.pow(2).sum().sqrt())
+                point = point + (step_size * gradient / length if length else 0.0)
+            else:
+                point = point + step_size * torch.sign(gradient)
             if noise:
                 point = point + noise * kicks[k][i : i + 1]
-            if project:
+            if project and norm == "l2":
+                point = literal_shorten(point, natural, eps)
+            elif project:
                 point = torch.minimum(torch.maximum(point, natural - eps), natural + eps)
             point = point.clamp(0, 1)
             taken += 1
         results.append(point)
         counts.append(taken)
     return torch.cat(results), torch.tensor(counts)
+
+
+def literal_shorten(point, natural, eps) -> Tensor:
+    shift = point - natural
+    length = float(shift.pow(2).sum().sqrt())
+    return natural + shift * (eps / length) if length > eps else point
 
 
 def literal_loss(loss, model, natural, logits, label) -> Tensor:

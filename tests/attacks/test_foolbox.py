@@ -1,4 +1,4 @@
-"""Our PGD against foolbox's, which shares no line with it: the same images, float64, no random start.
+"""Our PGD against foolbox's, which shares no line with it, in both norms: the same images, float64, no random start.
 
 Tolerance: 1e-12 per pixel. Foolbox clips in another order, so the last bits differ; a sign could flip only where a
 gradient is 0 to rounding, and no pixel here has such a one.
@@ -51,3 +51,19 @@ def test_the_same_adversarial_examples(digits, eps, step_size, steps):
     record = evaluate(model, x, y, protocol, doubts=False)["pgd"]
     assert torch.equal(record.correct, ~success.cpu())
     assert steps == 1 or record.accuracy < 0.9
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(("eps", "step_size", "steps"), [(0.5, 0.5, 1), (0.5, 0.125, 20), (1.5, 0.05, 40)])
+def test_the_same_adversarial_examples_in_l2(digits, eps, step_size, steps):
+    import foolbox
+
+    model, x, y = digits
+    ours = pgd(model, x, y, eps=eps, step_size=step_size, steps=steps, start=None, norm="l2")
+    attack = foolbox.attacks.L2PGD(abs_stepsize=step_size, steps=steps, random_start=False)
+    theirs, _, success = attack(foolbox.PyTorchModel(model, bounds=(0, 1), device="cpu"), x, y, epsilons=eps)
+    assert (ours - theirs).abs().max() <= TOLERANCE
+    protocol = Protocol("check", "", eps, (PGDAttack("pgd", steps, step_size, start=None),))
+    record = evaluate(model, x, y, protocol, eps=eps, norm="l2", doubts=False)["pgd"]
+    assert torch.equal(record.correct, ~success.cpu())
+    assert record.norm == "l2" and record.accuracy < 0.95

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from sparring.attacks import losses
+from sparring.errors import UserError
 
 
 def draw(seed=0, examples=7, classes=5, scale=2.0):
@@ -102,3 +103,38 @@ def test_margin_tells_right_from_wrong():
 def test_kl_of_equals_is_zero():
     natural, _, _ = draw()
     assert torch.equal(losses.kl(natural, natural), torch.zeros(7, dtype=torch.float64))
+
+
+def test_soft_targets_mix_and_smooth():
+    y, other, share = torch.tensor([0, 2]), torch.tensor([1, 2]), torch.tensor([0.75, 0.6])
+    assert losses.soft_targets(y, 3).tolist() == [[1, 0, 0], [0, 0, 1]]
+    mixed = losses.soft_targets(y, 3, other=other, share=share)
+    torch.testing.assert_close(mixed, torch.tensor([[0.75, 0.25, 0], [0, 0, 1.0]]))
+    smooth = losses.soft_targets(y, 3, smoothing=0.3, other=other, share=share)
+    torch.testing.assert_close(smooth, mixed * 0.7 + 0.1)
+    assert losses.dominant(smooth).tolist() == y.tolist() and losses.dominant(y) is y
+    for wrong in ({"smoothing": 1.0}, {"other": other}, {"share": share}):
+        with pytest.raises(UserError, match=r"smoothing|belong together"):
+            losses.soft_targets(y, 3, **wrong)
+    with pytest.raises(UserError, match="class numbers"):
+        losses.soft_targets(mixed, 3)
+
+
+@pytest.mark.parametrize("name", ["cross_entropy", "boosted_cross_entropy", "mart_weighted_kl"])
+def test_one_hot_targets_give_the_loss_of_class_numbers(name):
+    natural, adversarial, y = draw()
+    logits = (natural, adversarial) if name == "mart_weighted_kl" else (natural,)
+    found = []
+    for target in (y, losses.soft_targets(y, 5)):
+        values = getattr(losses, name)(*logits, target)
+        found.append((values, *torch.autograd.grad(values.sum(), logits)))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_cross_entropy_of_smoothed_labels_is_torchs():
+    logits, _, y = draw()
+    expected = torch.nn.functional.cross_entropy(logits, y, label_smoothing=0.2, reduction="none")
+    torch.testing.assert_close(
+        losses.cross_entropy(logits, losses.soft_targets(y, 5, smoothing=0.2).double()), expected
+    )

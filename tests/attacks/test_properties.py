@@ -192,7 +192,7 @@ BAD_SETTINGS = [
     ({"eps": 0.0, "start": None}, "eps must lie"),
     ({"eps": -0.1, "start": None}, "eps must lie"),
     ({"eps": float("nan"), "start": None}, "eps must lie"),
-    ({"eps": "8/255", "start": None}, "eps must lie"),
+    ({"eps": "8/255", "start": None}, "eps must be a number"),
     ({"step_size": 0}, "step_size must lie"),
     ({"steps": 0}, "steps must be a whole number of at least 1"),
     ({"steps": 2.5}, "steps must be a whole number"),

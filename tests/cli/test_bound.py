@@ -83,7 +83,7 @@ def test_the_same_command_gives_the_same_numbers(sparring, run):
         (["run", "--rho", "-1"], ["rho must be finite and at least 0"]),
         (["run", "--limit", "0"], ["limit must be at least 1"]),
         (["run", "--limit", "9"], ["9 test images: an interval needs at least 10"]),
-        (["run", "--seed", "-1"], ["a seed must lie between 0 and"]),
+        (["run", "--seed", "-1"], ["a seed must be a whole number from 0"]),
         (["run", "--resamples", "5"], ["resamples must be at least 100"]),
         (["run", "--strongest", "fgsm"], ["'fgsm'", "('autoattack', 'pgd')"]),
         (["run", "--data", "nowhere"], ["unknown data source"]),

@@ -230,7 +230,9 @@ def test_a_result_that_cannot_be_saved_is_still_shown(sparring, run, monkeypatch
 
 @pytest.mark.parametrize("command_", ["evaluate", "bound"])
 def test_an_invalid_seed_is_refused(sparring, run, command_):
-    sparring(command_, run, "--limit", 20, "--seed", 2**63).user_error("a seed must lie between 0 and 2^63 - 1")
+    sparring(command_, run, "--limit", 20, "--seed", 2**63).user_error(
+        "a seed must be a whole number from 0 to 2^63 - 1"
+    )
 
 
 @pytest.mark.parametrize(

@@ -53,3 +53,19 @@ def test_a_full_disk_is_an_error(sparring, finished, tmp_path, monkeypatch, nth)
     monkeypatch.setattr(Path, "write_bytes", write)
     sparring("export", finished).user_error("cannot write export/run-last.", "the disk is full")
     assert len(list(tmp_path.glob("export/*"))) == nth - 1
+
+
+@pytest.mark.parametrize("form", ["pt2", "hub"])
+def test_the_printed_lines_of_other_formats_run(sparring, form):
+    said = sparring("export", "fat-digits", "--format", form)
+    assert said.code == 0 and said.err == ""
+    x = torch.rand(3, 1, 8, 8)
+    lines = [line.strip() for line in said.out.splitlines() if line.startswith("    ")]
+    scope = {"x": x}
+    exec("\n".join(lines), scope)  # the printed lines
+    expected = library.load_model("fat-digits")(x)
+    torch.testing.assert_close(scope["logits"], expected)
+    if form == "hub":
+        torch.testing.assert_close(scope["hub_model"](x), expected)
+        card = Path("export/fat-digits/README.md").read_text()
+        assert "| autoattack | 34.44 % | 450 | Linf 0.3 |" in card

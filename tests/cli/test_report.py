@@ -153,7 +153,7 @@ def fake_strips(monkeypatch, found):
     """Make `strips` return `found` by the folder's name; return the folders asked for."""
     asked = []
 
-    def strips(folder, count):
+    def strips(folder, count, own=None):
         asked.append(folder.name)
         if isinstance(found[folder.name], UserError):
             raise found[folder.name]

@@ -271,7 +271,7 @@ def test_the_plan_never_cuts_names(sparring, monkeypatch):
         (["table-tiny", "--share", "50"], ["--share 50", "Give --at-once"]),
         (["fig-motivation", "--limit", "5"], ["--limit is for items that measure accuracy", "Leave it out"]),
         (["table-tiny", "--plan", "--draw"], ["Give one of them"]),
-        (["table-tiny", "--seeds", "-1"], ["a seed must lie between 0 and"]),
+        (["table-tiny", "--seeds", "-1"], ["a seed must be a whole number from 0"]),
         (["table-tiny", "--device", "tpu"], ["unknown device 'tpu'"]),
         (["table-tiny", "--result", "x"], ["--results"]),
         (["--rows", "fat"], ["--rows needs an item", "sparring reproduce ITEM --rows"]),

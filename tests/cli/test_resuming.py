@@ -28,7 +28,7 @@ def test_changed_network_is_refused(sparring, tmp_path):
     (folder / run_folder.CONFIG).write_text(
         text.replace('"tiny_cnn"', '"small_cnn"').replace('"epochs": 2', '"epochs": 3')
     )
-    sparring("train", "--out", folder, "--resume").user_error("holds another network than config.json")
+    sparring("train", "--out", folder, "--resume").user_error("holds another network than SmallCNN")
 
 
 def test_last_out_option_wins(sparring, finished, tmp_path):

@@ -47,7 +47,7 @@ def test_batch_k_is_the_same_wherever_the_epoch_starts(split, augment, seed):
 def test_batches_augmented_together_are_the_same(split, augment, at_once, monkeypatch):
     """As on a GPU."""
     alone = list(batches(split, 8, seed=5, epoch=3, augment=augment))
-    monkeypatch.setattr(batching, "_batches_at_once", lambda batch: at_once)
+    monkeypatch.setattr(batching, "_batches_at_once", lambda size, device: at_once)
     for start in (0, 1, len(alone) - 1, len(alone)):
         together = list(batches(split, 8, seed=5, epoch=3, augment=augment, start=start))
         assert len(together) == len(alone) - start
@@ -56,10 +56,10 @@ def test_batches_augmented_together_are_the_same(split, augment, at_once, monkey
 
 
 def test_a_gpu_augments_as_many_batches_together_as_fit_in_8_mb():
-    batch = torch.empty(128, 3, 32, 32, dtype=torch.uint8)
-    assert batching._batches_at_once(batch) == 1
-    assert batching._batches_at_once(batch.to("meta")) == 2**23 // (128 * 3072)
-    assert batching._batches_at_once(torch.empty(512, 3, 512, 512, dtype=torch.uint8, device="meta")) == 1
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    assert batching._batches_at_once(128 * 3072, cpu) == 1
+    assert batching._batches_at_once(128 * 3072, cuda) == 2**23 // (128 * 3072)
+    assert batching._batches_at_once(512 * 3 * 512 * 512, cuda) == 1
 
 
 def test_seed_and_epoch_both_matter(split):

@@ -30,7 +30,7 @@ def test_take_and_head_select_images():
 @pytest.mark.parametrize(
     ("x", "y"),
     [
-        (torch.zeros(2, 1, 2, 2), torch.zeros(2, dtype=torch.int64)),
+        (torch.zeros(2, 1, 2, 2).double(), torch.zeros(2, dtype=torch.int64)),
         (torch.zeros(2, 2, 2, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64)),
         (torch.zeros(2, 1, 2, 2, dtype=torch.uint8), torch.zeros(3, dtype=torch.int64)),
         (torch.zeros(2, 1, 2, 2, dtype=torch.uint8), torch.zeros(2)),

@@ -140,13 +140,6 @@ def test_a_decompression_bomb_is_named(tmp_path, monkeypatch, limit):
         load(f"folder:{tmp_path}?size=3")
 
 
-def test_too_much_for_memory_fails_before_reading(tmp_path, monkeypatch):
-    fill(tmp_path)
-    monkeypatch.setattr(module, "_MOST_BYTES", 500)
-    with pytest.raises(UserError, match=r"10 images of 6x5 need .*\?size=32"):
-        load(f"folder:{tmp_path}")
-
-
 def test_many_files_show_a_progress_bar(tmp_path, monkeypatch, capsys):
     fill(tmp_path)
     monkeypatch.setattr(module, "_BAR_FROM", 3)
@@ -232,3 +225,19 @@ def test_a_file_instead_of_a_folder_is_refused(tmp_path):
     (tmp_path / "a.png").write_bytes(b"x")
     with pytest.raises(UserError, match=r"a\.png is a file\. Give the folder"):
         load(f"folder:{tmp_path / 'a.png'}")
+
+
+def test_files_are_read_as_the_folder_is(tmp_path):
+    """In any order, grey or coloured as asked, with the same scaling and cropping."""
+    fill(tmp_path, count=2, size=(9, 12))
+    folder = load(f"folder:{tmp_path}?size=8")
+    files = [tmp_path / "dog" / "1.png", tmp_path / "cat" / "0.png"]
+    read = module.read_images(files, size=(8, 8), channels=3)
+    assert read.shape == (2, 3, 8, 8) and read.dtype == torch.uint8 and not torch.equal(read[0], read[1])
+    known = [each for split in (folder.train, folder.test) for each in split.x]
+    assert all(any(torch.equal(each, other) for other in known) for each in read)
+    assert module.read_images(files, size=(4, 6), channels=1).shape == (2, 1, 4, 6)
+    with pytest.raises(UserError, match=r"2 files cannot be used: .*none.png.*; .*other.png"):
+        module.read_images([*files, tmp_path / "none.png", tmp_path / "other.png"], size=(8, 8), channels=3)
+    with pytest.raises(UserError, match="not 4"):
+        module.read_images(files, size=(8, 8), channels=4)

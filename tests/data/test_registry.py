@@ -11,7 +11,7 @@ from sparring.errors import UserError
     [
         ("digit", "Did you mean 'digits'"),
         ("CIFAR-10", "Did you mean 'cifar10'"),
-        ("cifar100", "Did you mean 'cifar10'"),
+        ("cifar1000", "Did you mean 'cifar100'"),
         ("", "unknown data source ''"),
         ("fodler:/x", "Did you mean 'folder'"),
         ("npz", "Write npz:PATH"),

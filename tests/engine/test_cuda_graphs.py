@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import pytest
 import torch
 
 from sparring.engine import cuda_graphs
-from sparring.engine.cuda_graphs import Captured, NotCapturable
+from sparring.engine.cuda_graphs import Captured, NotCapturable, draws_on_the_host
 
 GIB = 2**30
 
@@ -134,3 +136,12 @@ def test_capture_that_cannot_be_ended_is_reported(calls, monkeypatch):
     monkeypatch.setattr(torch.cuda.CUDAGraph, "capture_end", end)
     with pytest.raises(NotCapturable, match="unjoined work"):
         Captured(lambda: None, "pool")
+
+
+def test_draws_on_the_host_are_noticed_and_put_back():
+    for draw in (lambda: None, lambda: random.random(), lambda: np.random.rand()):
+        before = random.getstate(), np.random.get_state()[1].tobytes(), np.random.get_state()[2]
+        with draws_on_the_host() as drawn:
+            moved = draw() is not None
+        assert drawn() == moved
+        assert (random.getstate(), np.random.get_state()[1].tobytes(), np.random.get_state()[2]) == before

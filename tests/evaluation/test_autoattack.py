@@ -69,7 +69,7 @@ def played(monkeypatch):
     calls: list[tuple[str, bool, list[int]]] = []
     breaks: dict[str, dict[bool, set[int]]] = {}
 
-    def part(name, model, x, y, *, eps, version, seed):
+    def part(name, model, x, y, *, eps, norm, version, seed):
         exact = isinstance(model, nn.Module)
         numbers = x[:, 0, 0, 0].mul(100).round().int().tolist()
         calls.append((name, exact, numbers))

@@ -231,6 +231,16 @@ REFUSED = [
     ({"precision": "fp16"}, "precision must be 'fp32' or 'bf16'"),
     ({"eps": 8}, "For 8/255 write 8/255"),
     ({"protocol": "pgd"}, "unknown protocol 'pgd'"),
+    ({"protocol": None}, "protocol must be a name, or several, got None"),
+    ({"protocol": ("dat", 3)}, "protocol must be a name, or several"),
+    ({"model": "fat-digits"}, "Load it first: sparring.load_model('fat-digits')"),
+    ({"model": torch.nn.Linear}, "model is the class Linear"),
+    ({"model": None}, "model must map images to logits"),
+    ({"seed": 1.5}, "a seed must be a whole number"),
+    ({"seed": "x"}, "a seed must be a whole number"),
+    ({"store": 3}, "store must be the path of a folder, got int"),
+    ({"about": 3}, "about must be a dict"),
+    ({"x": "digits"}, "x must be a tensor or an array, got str"),
     ({"x": torch.rand(4, 3, 8, 8)}, "does not accept images of shape (3, 8, 8)"),
     ({"x": torch.rand(4, 1, 8, 8) * 255}, "Divide by 255"),
     ({"x": torch.rand(3, 1, 8, 8)}, "one label per image"),
@@ -245,7 +255,7 @@ REFUSED = [
 def test_bad_arguments_are_refused_in_one_line(trained, given, says):
     default = {"x": trained.x[:4], "y": trained.y[:4], "protocol": FIXED, "doubts": False}
     with pytest.raises(UserError) as refused:
-        evaluate(trained.model, **{**default, **given})
+        evaluate(**{"model": trained.model, **default, **given})
     assert says in str(refused.value) and "\n" not in str(refused.value)
 
 

@@ -9,7 +9,7 @@ from sparring.evaluation.protocols import PROTOCOLS, Settings, find, settle, uni
 
 E8 = 8 / 255
 U = "uniform"
-# name, eps, start, then (attack, radius, steps, step size, loss): the numbers of the paper and its code.
+# name, eps, start, then (attack, radius, steps, step size, loss): the numbers of the paper, its code, the benchmark.
 TABLE = [
     ("dat", 0.031, U, [("fgsm", 0.031, 1, 0.031, "ce"), ("pgd20", 0.031, 20, 0.00775, "ce"),
                        ("pgd100", 0.031, 100, 0.00775, "ce"), ("cw30", 0.031, 30, 0.00775, "cw")]),
@@ -25,6 +25,8 @@ TABLE = [
                                  ("pgd20-2eps", E8, 20, 2 / 255, "ce")]),
     ("tau", E8, U, [("fgsm", E8, 1, E8, "ce"), ("pgd10", E8, 10, 0.003, "ce"), ("pgd20", E8, 20, 0.003, "ce"),
                     ("pgd100", E8, 100, 0.003, "ce"), ("cw30", E8, 30, 0.003, "cw")]),
+    ("fastat", E8, U, [("pgd10", E8, 10, 2 / 255, "ce"), ("pgd20", E8, 20, 2 / 255, "ce"),
+                       ("pgd50", E8, 50, 2 / 255, "ce")]),
     ("quick", E8, U, [("pgd10", E8, 10, E8 / 4, "ce")]),
     ("autoattack", E8, None, [("autoattack", E8, 0, 0.0, "autoattack")]),
 ]  # fmt: skip

@@ -15,12 +15,22 @@ from sparring.models import Normalize, build, count_parameters, forward_flops, l
 PUBLISHED = {
     "small_cnn": (1_639_282, 0.1335),
     "resnet18": (11_173_962, 0.5554),
+    "preact_resnet18": (11_172_170, 0.5554),
+    "wrn-28-10-silu": (36_479_194, 5.2433),
     "wrn-32-10": (46_160_474, 6.6589),
     "wrn-34-10": (46_160_474, 6.6589),
     "wrn-58-10": (84_885_594, 12.3212),
     "wrn-40-4": (8_949_210, 1.2986),
 }
-LIGHT = ["tiny_cnn", "small_cnn", "resnet18", "wrn-10-1", "wrn-16-2"]  # one of each kind, fast on a CPU
+LIGHT = [
+    "tiny_cnn",
+    "small_cnn",
+    "resnet18",
+    "preact_resnet18",
+    "wrn-10-1",
+    "wrn-16-2",
+    "wrn-10-1-silu",
+]  # one of each kind, fast on a CPU
 
 
 def meta(name: str, num_classes: int = 10, channels: int = 3, size: tuple[int, int] = (32, 32)) -> nn.Module:

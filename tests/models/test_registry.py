@@ -14,7 +14,8 @@ from sparring.models.wide_resnet import blocks_per_stage
 
 def test_listed_names_build_and_describe_themselves() -> None:
     names = list_models()
-    assert names == ["tiny_cnn", "small_cnn", "resnet18", "wrn-32-10", "wrn-34-10", "wrn-58-10", "wrn-40-4"]
+    wide = ["wrn-28-10-silu", "wrn-32-10", "wrn-34-10", "wrn-58-10", "wrn-40-4"]
+    assert names == ["tiny_cnn", "small_cnn", "resnet18", "preact_resnet18", *wide]
     for name in names:
         assert describe(name)
         with torch.device("meta"):

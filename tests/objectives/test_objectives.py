@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from sparring.attacks import fosc_pgd, friendly_pgd, pgd
+from sparring.attacks.losses import soft_targets
 from sparring.errors import UserError
 from sparring.objectives import (
     ATES,
@@ -281,11 +282,13 @@ def test_kl_may_start_at_the_image_with_noise():
 
 def test_advice_on_unusual_settings():
     assert make(CAT, patience=10).advice(30) == [
-        "k grows at most every 11 epochs and cannot pass 3 of 5 in 30; less patience: --attack.patience."
+        "k grows at most every 11 epochs and cannot pass 3 of 5 in 30; use less patience (--attack.patience)."
     ]
-    assert make(FAT, tau=parse("0,1@51")).advice(50) == ["--attack.tau 0,1@51: @51 lies after the last epoch (50)."]
+    assert make(FAT, tau=parse("0,1@51")).advice(50) == [
+        "tau 0,1@51 (--attack.tau): @51 lies after the last epoch (50)."
+    ]
     assert make(FAT, eps=0.01).advice(50) == [
-        "a step of 0.03 is longer than the ball (0.01): lower --attack.step-size."
+        "a step of 0.03 is longer than the ball (0.01): lower step_size (--attack.step-size)."
     ]
     assert not make(FAT).advice(50)
 
@@ -296,3 +299,81 @@ def test_a_fraction_of_training_needs_schedules_in_per_cent(batch):
         make(FAT, tau="0,1@51")(*batch, progress=0.5)
     with pytest.raises(UserError, match="progress must lie"):
         make(FAT)(*batch, progress=None)
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_one_hot_targets_take_the_step_of_class_numbers(batch, name):
+    """The attack is the same bit for bit: it sees the class numbers. The loss is the same up to rounding."""
+    model, x, y = batch
+    found = []
+    for target in (y, soft_targets(y, 4), soft_targets(y, 4, smoothing=0.3)):
+        step = make(OBJECTIVES[name])(copy.deepcopy(model), x, target, generator=seeded())
+        found.append((step.x_adv, step.loss))
+    assert all(torch.equal(x_adv, found[0][0]) for x_adv, _ in found)
+    torch.testing.assert_close(found[0][1], found[1][1])
+    assert not torch.isclose(found[0][1], found[2][1])
+
+
+@pytest.mark.parametrize(
+    "kind", [kind for kind in OBJECTIVES.values() if kind is not Standard], ids=lambda kind: kind.name
+)
+def test_every_objective_trains_in_l2(kind, batch):
+    model, x, y = batch
+    objective = kind(eps=0.8, step_size="eps/4", steps=4, start="normal", norm="l2")
+    step = objective(model, x, y, progress=0.9, generator=seeded())  # DAT's data are weak at first
+    length = (step.x_adv - x).flatten(1).norm(dim=1)
+    assert length.max() <= 0.8 + 1e-9 and length.max() > 0.15
+    step.loss.backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    assert objective.norm == "l2" and kind().norm == "linf"
+
+
+def test_a_part_of_eps_moves_with_eps():
+    fat = FAT(eps=0.3, step_size="eps/4", steps=4)
+    assert fat.search(Progress(1, 10)).step_size == 0.3 / 4
+    assert dataclasses.replace(fat, eps=0.2).search(Progress(1, 10)).step_size == 0.2 / 4
+    ramp = FAT(eps="ramp:0..0.2@100%", step_size="eps/4", steps=4)
+    assert ramp.search(Progress(6, 10)).step_size == pytest.approx(0.1 / 4)
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: FAT(noise="a"), "noise must be finite and at least 0, got 'a'. Give a number."),
+        (lambda: TRADES(beta="6", start="normal"), "beta must be finite and at least 0, got '6'. Give a number."),
+        (lambda: FAT(step_size="x"), "step_size must be a number or a part of eps such as 'eps/4', got 'x'."),
+        (lambda: FAT(step_size=torch.ones(3)), "must be one number, or a part of eps, got a tensor."),
+        (lambda: FAT(norm="l7"), "unknown norm 'l7'."),
+        (lambda: FAT(eps=3.0), "Only an L2 radius may exceed 1: norm='l2'."),
+        (lambda: CAT(patience="3"), "patience must be at least 1, in whole epochs, got '3'."),
+        (lambda: TRADES(start=None), "start='normal' or 'uniform' (--attack.start normal)."),
+        (lambda: FAT(start=3), "start must be None, 'uniform' or 'normal', got 3."),
+    ],
+)
+def test_wrong_types_are_named_in_one_line(make, says):
+    with pytest.raises(UserError) as refused:
+        make()
+    assert says in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_standard_training_checks_its_input(batch):
+    model, x, y = batch
+    with pytest.raises(UserError, match="pixels must be finite"):
+        Standard()(model, 255 * x, y)
+    with pytest.raises(UserError, match="floating-point tensor"):
+        Standard()(model, x.numpy(), y)
+
+
+def test_advice_on_tau_above_k_and_on_steps_that_do_not_reach():
+    assert FAT(tau=11, steps=10).advice(5) == [
+        "tau 11 is above K = 10 steps, so no attack stops early there: that is Madry's PGD-K (--attack.tau, "
+        "--attack.steps)."
+    ]
+    assert FAT(tau="0,12@50%", steps=10).advice(5)[0].startswith("tau 12 is above K")
+    assert FAT(eps=0.5, norm="l2").advice(5) == [
+        "10 steps of 0.007 reach 0.07 from the start, eps is 0.5: raise steps or step_size (--attack.step-size), for "
+        "example to eps/4."
+    ]
+    assert not FAT(eps=0.5, step_size="eps/10", norm="l2").advice(5)
+    assert FAT(eps=0.1, start=None).advice(5) and not FAT(eps=0.1).advice(5)  # 0.07 from the image, or from half-way
+    assert not FAT(eps=0.5, project=False).advice(5) and not FAT(tau=10).advice(5)

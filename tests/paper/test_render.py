@@ -16,6 +16,7 @@ from sparring.paper.collect import Collected, collect
 from sparring.paper.measure import mixture
 from sparring.paper.notes import notes
 from sparring.paper.specs import Losses, Mixture, Motivation, Row
+from sparring.report.comparison import Ours, TableRow
 from tests.paper.tiny import COURSE, FAT, TABLE, planned
 
 
@@ -39,6 +40,18 @@ def test_a_table_on_the_page_has_our_numbers_the_papers_and_both_trade_offs(meas
     assert (
         len(shown.drawings) == 2 and "the paper's" in shown.drawings[1].caption and "89.3" in shown.drawings[1].caption
     )
+
+
+def test_trade_offs_are_drawn_against_autoattack_where_it_was_measured():
+    def row(label, natural, **robust):
+        cells = {"Natural": natural, **{name.replace("_", "-"): value for name, value in robust.items()}}
+        return TableRow(label, "", {name: Ours((value,), 100) for name, value in cells.items()})
+
+    some = [row("Madry", 0.8, PGD_20=0.5, AutoAttack=0.45), row("FAT", 0.9, PGD_20=0.52, AutoAttack=0.4)]
+    first, second = render._tradeoffs("t", [*some, row("CAT", 0.7, PGD_20=0.3)])
+    assert first.caption.startswith("Natural and AutoAttack accuracy, ours: Madry 80.0 and 45.0; FAT 90.0 and 40.0.")
+    assert second.caption.startswith("Natural and PGD-20 accuracy, ours: Madry 80.0 and 50.0;") and "CAT" in second.svg
+    assert 'id="t-ours-autoattack-' in first.svg and 'id="t-ours-pgd-20-' in second.svg
 
 
 def test_columns_without_numbers_are_left_out(tmp_path):
@@ -185,8 +198,8 @@ def test_captions_count_the_points_at_the_edge(tmp_path):
 def test_an_item_without_results_has_no_drawings(item, tmp_path):
     collected = collect(item, tmp_path)
     files = render.draw(collected)
-    assert [path.suffix for path in files] == ([".md"] if item.kind == "table" else [])
-    if item.kind == "table":
+    assert [path.suffix for path in files] == ([".md"] if item.kind in ("table", "benchmark") else [])
+    if item.kind in ("table", "benchmark"):
         assert next(iter(files)).read_text(encoding="utf-8").count("not yet measured") == len(item.rows)
     shown = render.exhibit(collected)
     assert not shown.drawings and not shown.pictures

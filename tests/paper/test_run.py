@@ -28,7 +28,15 @@ from tests.paper.tiny import COURSE, FAT, IMAGES, TABLE, planned
 def found_in(job):
     """A result without what differs between two equal runs."""
     result = results.read(job.path)
-    for name in ("environment", "measuring_seconds", "training_seconds", "starts", "trained_on"):
+    for name in (
+        "environment",
+        "measuring_seconds",
+        "training_seconds",
+        "wall_seconds",
+        "peak_memory_gib",
+        "starts",
+        "trained_on",
+    ):
         del result[name]
     for name in ("seconds", "images_per_second"):
         del result["history"][name]
@@ -48,7 +56,7 @@ def test_a_result_records_what_was_trained_and_measured_and_how(measured):
     assert attacks["pgd10"]["eps"] == 8 / 255 and attacks["pgd10"]["n"] == IMAGES == result["found"]["n"]
     assert attacks["worst"]["accuracy"] <= attacks["pgd10"]["accuracy"] <= attacks["natural"]["accuracy"] <= 1
     assert result["history"]["epoch"] == [1, 2]
-    assert result["training_seconds"] > 0 and result["environment"]["torch"]
+    assert result["wall_seconds"] > result["training_seconds"] > 0 and result["environment"]["torch"]
     assert job.path.stat().st_size < 10_000
     for fact in attacks.values():  # the verdicts agree with the accuracy
         assert sum(results.unpack(fact["right"], fact["n"])) == round(fact["accuracy"] * fact["n"])
@@ -87,7 +95,8 @@ def test_interruptions_of_training_and_measuring_do_not_change_the_result(tmp_pa
         carry_out([job], Workspace(torch.device("cpu"), stop=lambda: next(steps) > 6))
     begun = results.read(job.path)
     assert begun["state"] == "interrupted" and "found" not in begun and begun["history"]["epoch"] == [1]
-    assert state(job) == "interrupted"
+    assert state(job) == "interrupted" and 0 < begun["wall_seconds"] < 1000
+    results.write(job.path, begun | {"wall_seconds": 1000.0, "peak_memory_gib": 2.5})
 
     class Broken:
         """Interrupts a measurement after its first evaluation."""
@@ -111,6 +120,8 @@ def test_interruptions_of_training_and_measuring_do_not_change_the_result(tmp_pa
     carry_out([job], Workspace(torch.device("cpu")))
     assert found_in(job) == found_in(planned(TABLE, measured)[1])
     assert results.read(job.path)["starts"] == 2
+    assert results.read(job.path)["wall_seconds"] > 1000  # the sum over both starts
+    assert results.read(job.path)["peak_memory_gib"] == 2.5  # the maximum
 
 
 def test_a_run_with_missing_records_leaves_its_result_unchanged(tmp_path):

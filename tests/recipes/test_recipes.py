@@ -68,7 +68,7 @@ def test_other_methods_have_their_published_settings():
     """All other settings equal Madry's."""
     of = {name: recipes.find(f"{name}-cifar10-resnet18").config for name in ("madry", "fat", "dat", "cat", "ates")}
     madry, dat, ates = of["madry"], of["dat"], of["ates"]
-    own = {"dat": {"step_size": 2 / 255}, "cat": {"step_size": 2 / 255, "patience": 10}, "ates": {}}
+    own = {"dat": {"step_size": "eps/4"}, "cat": {"step_size": "eps/4", "patience": 10}, "ates": {}}
     for name, changes in own.items():
         for field in dataclasses.fields(Attack):
             expected = changes.get(field.name, getattr(madry.objective, field.name))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -25,6 +26,16 @@ def test_recipe_by_name_with_changes(tmp_path):
         sparring.train("fat-digits", out=tmp_path / "run", **QUICK)
 
 
+def test_progress_is_shown_unless_told_not_to(tmp_path, capsys):
+    quick = {"objective": sparring.FAT(eps=0.1, step_size=0.1, steps=1), **QUICK}
+    sparring.train("fat-digits", out=tmp_path / "shown", tracker="csv", **quick)
+    said = capsys.readouterr()
+    assert said.out == "" and [line.split()[0] for line in said.err.splitlines()] == ["engine:", "validation", "epoch"]
+    assert (tmp_path / "shown" / run_folder.CSV).exists()
+    sparring.train("fat-digits", out=tmp_path / "silent", progress=False, **quick)
+    assert capsys.readouterr() == ("", "")
+
+
 def test_train_takes_a_config(tmp_path):
     config = sparring.Config(objective=sparring.Standard(), epochs=1, batch_size=256, validation=120)
     assert not sparring.train(config, tmp_path / "run").training
@@ -35,25 +46,47 @@ def test_train_takes_a_config(tmp_path):
     ("recipe", "changes", "message"),
     [
         ("fat-digit", {}, "Did you mean 'fat-digits'"),
-        (3, {}, "a recipe's name or a Config, got 3"),
-        ("fat-digits", {"epoch": 3}, "Config has no 'epoch'. It has: .*epochs"),
-        ("fat-digits", {"eps": 0.1}, "Config has no 'eps'"),
+        (3, {}, "a recipe's name or a Config, got int. Write for example"),
+        (None, {}, "nothing says what to train. Give a recipe, for example 'fat-digits'"),
+        (None, {"resume": True}, "holds no run to resume, and nothing says what to train"),
+        ("fat-digits", {"resume": "yes"}, "resume must be True or False"),
+        ("fat-digits", {"resume": True, "overwrite": True}, "Give one of them"),
+        (sparring.FAT(), {}, "got FAT. Write objective=fat"),
+        ("fat-digits", {"objective": sparring.FAT}, "got the class FAT. Write for example FAT"),
+        ("fat-digits", {"objective": sparring.Config()}, "got Config. Write for example FAT"),
+        ("fat-digits", {"model": 3}, "got int. Write for example model=net"),
+        ("fat-digits", {"init": 3}, "init must be the path of a run or a file, got int"),
+        ("fat-digits", {"epoch": 3}, "have no 'epoch'. Did you mean 'epochs'.*Config has: .*epochs"),
+        ("fat-digits", {"eps": 0.1}, "Config have no 'eps'"),
         ("fat-digits", {"device": "banana"}, "unknown device 'banana'"),
         ("fat-digits", {"engine": "slow"}, "unknown engine 'slow'"),
-        ("fat-digits", {"model": torch.nn.Linear(2, 2)}, "model must be a name, got Linear"),
+        (
+            "fat-digits",
+            {"model": torch.nn.Linear(2, 2)},
+            r"the model \(Linear\) does not take images of shape \(1, 8, 8\)",
+        ),
+        ("fat-digits", {"tracker": "wand"}, "unknown tracker 'wand'. Did you mean 'wandb'"),
         ("fat-digits", {"augment": "rotate"}, "unknown augmentation 'rotate'"),
     ],
 )
 def test_wrong_input_is_a_user_error(tmp_path, recipe, changes, message):
-    with pytest.raises(sparring.UserError, match=message):
+    with pytest.raises(sparring.UserError, match=message) as caught:
         sparring.train(recipe, out=tmp_path / "run", **changes)
+    assert "\n" not in str(caught.value) and not (tmp_path / "run").exists()
+
+
+def test_a_recipe_without_its_attack_keeps_the_radius_of_validation(tmp_path):
+    sparring.train("fat-digits", tmp_path / "run", objective=sparring.Standard(), progress=False, **QUICK)
+    assert run_folder.open_run(tmp_path / "run").config.validation_eps == 0.3
 
 
 def test_public_names_are_documented():
     for name in sparring.__all__:
         value = getattr(sparring, name)
         assert name == "__version__" or value.__doc__, name
+        assert name == "__version__" or re.search(rf"\b{name}\b", str(sparring.__doc__)), f"{name} is not in the help"
     assert not hasattr(sparring, "trian")
+    assert str(sparring.__doc__).count("\n") < 60
 
 
 def test_import_does_not_load_torch():

@@ -116,7 +116,7 @@ def test_the_structure_of_the_page(page):
     assert len(reader.ids) == len(set(reader.ids))
     assert all("alt" in attributes for tag, attributes in reader.tags if tag == "img")
     drawn = [attributes for tag, attributes in reader.tags if tag == "svg"]
-    assert len(drawn) == 4 and all(attributes["aria-label"] for attributes in drawn)
+    assert len(drawn) == 5 and all(attributes["aria-label"] for attributes in drawn)
     labelled = {attributes["aria-labelledby"] for _, attributes in reader.tags if "aria-labelledby" in attributes}
     assert labelled <= set(reader.ids)
 
@@ -365,7 +365,7 @@ def test_curves_of_other_data_or_another_radius_have_their_own_drawing():
         return replace(METHODS[1], name=name, images=images, validated_at=at)
 
     _, robust, *_ = alike = drawings([method("a", "digits", "eps 0.3"), method("b", "digits", "eps 0.3")])
-    assert len(alike) == 4  # natural, PGD-10, BPs and the trade-off
+    assert len(alike) == 5  # natural, PGD-10, BPs, loss and the trade-off
     assert robust.caption.startswith("The same images under attack, eps 0.3.")
     mixed = drawings(
         [method("a", "digits", "eps 0.3"), method("b", "digits", "eps 0.2"), method("c", "cifar10", "eps 0.3")]
@@ -385,3 +385,11 @@ def test_curves_of_other_data_or_another_radius_have_their_own_drawing():
 def styles(svg):
     """The dashes and colours of the lines."""
     return re.findall(r"stroke-dasharray: [^;]*|stroke: #\w+", svg)
+
+
+def test_trade_offs_against_autoattack_and_pgd20():
+    both = {"Natural": 0.8, "PGD-20": 0.5, "AutoAttack": 0.45}
+    methods = [replace(METHODS[1], name=name, accuracies=both) for name in "ab"]
+    *_, first, second = drawings([*methods, replace(METHODS[1], name="c", accuracies={"Natural": 0.7, "PGD-20": 0.3})])
+    assert "AutoAttack on test images (%) against natural: a 80.0 and 45.0; b 80.0 and 45.0." in first.svg
+    assert "PGD-20 on test images (%) against natural: a 80.0 and 50.0;" in second.svg and "c 70.0" in second.svg

@@ -88,6 +88,23 @@ def test_unknown_field_is_refused():
         {"precision": "fp16"},
         {"augment": "rotate"},
         {"model": object()},
+        {"momentum": "0.9"},
+        {"weight_decay": None},
+        {"ema": [0.9]},
+        {"clip": -1.0},
+        {"clip": float("nan")},
+        {"clip": True},
+        {"label_smoothing": 1.0},
+        {"label_smoothing": "0.1"},
+        {"optimizer": "adamx"},
+        {"optimizer": object()},
+        {"nesterov": 1},
+        {"nesterov": True, "momentum": 0.0},
+        {"nesterov": True, "optimizer": "adamw"},
+        {"no_decay": "yes"},
+        {"augment": ["flip"]},
+        {"precision": ["bf16"]},
+        {"validation_eps": "8/255"},
         {"data": None},
     ],
 )
@@ -112,3 +129,55 @@ def test_schedules_may_be_numbers_or_strings():
     for wrong in ({"lr": "fast"}, {"lr": float("nan")}, {"lr": None}):
         with pytest.raises(UserError, match="is not a number"):
             Config(**wrong)
+
+
+def test_parts_of_eps_are_written_as_they_are_and_compared_as_numbers():
+    part = Config(objective=Madry(eps=0.3, step_size="eps/4"), validation_eps="eps")
+    number = Config(objective=Madry(eps=0.3, step_size=0.3 / 4), validation_eps=0.3)
+    written = json.loads(json.dumps(to_json(part)))
+    assert written["attack"]["step_size"] == "eps/4" and written["validation_eps"] == "eps"
+    assert config.from_json(written) == part and part != number
+    assert config.same(part, number) and config.differences(part, number) == []
+    assert part.validation_radius == number.validation_radius == 0.3
+    wider = with_objective(part, eps=0.2)
+    assert wider.validation_radius == 0.2 and config.differences(part, wider) == [
+        "validation_eps 0.3 -> 0.2",
+        "attack.eps 0.3 -> 0.2",
+        "attack.step_size 0.075 -> 0.05",
+    ]
+    ramp = with_objective(part, eps="ramp:0..0.3@50%")
+    assert config.used(ramp)["attack"]["step_size"] == "eps/4"
+
+
+def test_without_an_attack_the_validation_keeps_its_radius():
+    part = Config(objective=Madry(eps=0.3, step_size="eps/4"), validation_eps="eps")
+    assert with_objective(part, "standard").validation_eps == 0.3
+    with pytest.raises(UserError, match=r"standard has none\. Give a number"):
+        replace(part, objective=OBJECTIVES["standard"]())
+    for wrong in ("eps/2", "x"):
+        with pytest.raises(UserError, match="validation_eps must be a number or 'eps'"):
+            replace(part, validation_eps=wrong)
+
+
+def test_a_file_without_a_norm_is_linf_and_l2_radii_may_exceed_one():
+    given = to_json(SOME)
+    del given["attack"]["norm"]
+    assert config.from_json(given) == SOME and SOME.objective.norm == "linf"
+    far = Config(objective=Madry(eps=3.0, step_size="eps/4", norm="l2"), validation_eps=2.0)
+    assert config.from_json(to_json(far)) == far
+    with pytest.raises(UserError, match="validation_eps must lie"):
+        Config(validation_eps=2.0)
+    with pytest.raises(UserError, match="momentum must be a number"):
+        Config(momentum="0.9")
+
+
+def test_flat_settings_are_those_in_force():
+    fields = {"momentum", "nesterov", "weight_decay", "no_decay"}
+    unused = {"sgd": set(), "rmsprop": {"nesterov"}, "adam": {"momentum", "nesterov"}, "own:AdamW": fields}
+    unused["adamw"] = unused["adam"]
+    for name, left_out in unused.items():
+        made = replace(SOME, optimizer=name)
+        assert to_json(made).keys() - config.flat_json(made).keys() == left_out | {"attack"}, name
+    slow, fast = (replace(SOME, optimizer="adam", momentum=momentum) for momentum in (0.5, 0.9))
+    assert config.flat_json(slow) == config.flat_json(fast)
+    assert config.differences(slow, fast) == ["momentum 0.5 -> 0.9"] and not config.same(slow, fast)  # for resuming

@@ -117,7 +117,7 @@ def test_best_checkpoint_reproduces_its_metrics(tmp_path, small):
     model = build("tiny_cnn", num_classes=10, channels=1, size=(8, 8))
     model.load_state_dict(best.part("model"))
     _, held = hold_out(load("digits").train, small.validation, seed=derive_seed(small.seed, loop.Draw.HOLD_OUT))
-    natural, robust = loop.validate(model, held, eps=small.validation_eps, seed=small.seed)
+    natural, robust = loop.validate(model, held, eps=small.validation_radius, seed=small.seed)
     assert (natural, robust) == (best.facts["metrics"]["natural"], best.facts["metrics"]["pgd10"])
 
 
@@ -198,7 +198,9 @@ def test_resuming_with_another_configuration_is_refused(tmp_path, small):
     loop.train(replace(small, epochs=1), tmp_path / "run", tensorboard=False)
     with pytest.raises(UserError, match=r"another configuration \(epochs 1 -> 3; seed 0 -> 2\)"):
         loop.train(replace(small, seed=2), tmp_path / "run", resume=True)
-    with pytest.raises(UserError, match="A longer run is another run, as schedules follow its length: --out"):
+    with pytest.raises(
+        UserError, match=r"--lr one-cycle:\S+ follows the length of the run: of 3 epochs, the 1 trained"
+    ):
         loop.train(small, tmp_path / "run", resume=True)
 
 

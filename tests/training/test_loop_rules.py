@@ -9,14 +9,16 @@ import pytest
 import torch
 
 from sparring.attacks import pgd
-from sparring.data import load
+from sparring.data import batches, hold_out, load
 from sparring.errors import UserError
 from sparring.objectives import Progress
 from sparring.objectives.cat import mastered_steps
 from sparring.schedules import constant, parse
+from sparring.seeds import Draw, derive_seed
 from sparring.training import loop, run_folder
 from sparring.training.config import with_objective
 from sparring.training.loop import Interrupted
+from sparring.training.validation import validate
 from sparring.weights import load_model
 from tests.training.test_loop import in_two_parts, same_run
 
@@ -47,10 +49,8 @@ def test_cat_measures_its_own_attack(lessons):
     """The k-accuracy of the last epoch: held-out images under PGD-k, at the attack's own radius and step size."""
     config, folder = lessons
     last = run_folder.read_metrics(folder)[-1]
-    held = loop.hold_out(
-        load("digits").train, config.validation, seed=loop.derive_seed(config.seed, loop.Draw.HOLD_OUT)
-    )
-    x, y = next(iter(loop.batches(held[1], 500)))
+    held = hold_out(load("digits").train, config.validation, seed=loop.derive_seed(config.seed, loop.Draw.HOLD_OUT))
+    x, y = next(iter(batches(held[1], 500)))
     model = load_model(folder)
     numbers = config.objective.pgd(Progress(config.epochs, config.epochs)) | {"steps": last["steps"]}
     assert last["steps"] < config.objective.steps  # PGD-k, not PGD-K
@@ -110,3 +110,25 @@ def test_run_with_damaged_metrics_is_refused(tmp_path, small):
     assert (
         len(run_folder.read_metrics(tmp_path / "run")) == len(run_folder.read_environment(tmp_path / "run")) == 1
     )  # as it was
+
+
+def test_validation_and_both_engines_follow_the_norm(small, tmp_path):
+    """In L2 the captured attack (uncaptured on a CPU) and the plain one train the same model."""
+    config = with_objective(replace(small, epochs=1), eps=0.8, norm="l2", tau=1)
+    weights = {}
+    for kind in ("plain", "fast"):
+        model = loop.train(config, tmp_path / kind, engine=kind, tensorboard=False)
+        weights[kind] = torch.cat([p.detach().flatten() for p in model.parameters()])
+    assert torch.allclose(weights["plain"], weights["fast"], atol=1e-4)
+    data = load(config.data)
+    _, held = hold_out(data.train, config.validation, seed=derive_seed(config.seed, Draw.HOLD_OUT))
+    (record,) = run_folder.open_run(tmp_path / "plain").metrics()
+    expected = validate(load_model(tmp_path / "plain"), held, eps=0.8, norm="l2", seed=config.seed)
+    assert (record["natural"], record["pgd10"]) == expected
+    assert expected != validate(load_model(tmp_path / "plain"), held, eps=0.8, seed=config.seed)
+
+
+def test_an_attack_on_logits_that_are_not_finite_is_a_divergence(small, tmp_path):
+    config = replace(small, epochs=1, lr=1e30)
+    with pytest.raises(loop.Diverged, match="not finite by epoch 1"):
+        loop.train(config, tmp_path / "run", tensorboard=False)

@@ -76,6 +76,21 @@ def test_folders_that_are_not_runs_are_refused(tmp_path: Path, tiny: nn.Module) 
         load_model(tmp_path)
 
 
+def test_wrong_sizes_and_moments() -> None:
+    for wrong in (3, "8x8", (8,)):
+        with pytest.raises(UserError, match=r"size must be \(height, width\)"):
+            load_model("fat-digits", size=wrong)  # type: ignore[arg-type]
+    for wrong in (3, "x", (0.5, 0.25), ([0.5], [0.25], [1.0])):
+        with pytest.raises(UserError, match=r"normalize must be \(mean, std\), .* Write for example"):
+            load_model("fat-digits", normalize=wrong)  # type: ignore[arg-type]
+
+
+def test_a_picture_is_not_suggested_as_a_model(tmp_path: Path) -> None:
+    (tmp_path / "fat.png").write_bytes(b"x")
+    with pytest.raises(UserError, match="Check the path"):
+        load_model(tmp_path / "fat.pth")
+
+
 def test_a_missing_file_suggests_one_with_a_similar_name(tmp_path: Path) -> None:
     (tmp_path / "resnet18_best.pth").write_bytes(b"x")
     with pytest.raises(UserError, match=r"no checkpoint at .*Did you mean 'resnet18_best\.pth'"):

@@ -1,4 +1,4 @@
-"""Attacks: adversarial examples inside the eps-ball, by input gradients. The model is left as it was found."""
+"""Attacks: adversarial examples in the L-infinity or L2 ball, by input gradients. The model is left as it was found."""
 
 from sparring.attacks.boundary import friendliest_pgd
 from sparring.attacks.checks import Model

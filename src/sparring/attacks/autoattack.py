@@ -19,12 +19,14 @@ import torch
 from torch import Tensor
 
 from sparring.attacks import ball
-from sparring.attacks.checks import Model, check_batch, check_radius
+from sparring.attacks.checks import Model, check_batch
+from sparring.attacks.threat import Norm, check_norm, check_radius
 from sparring.errors import UserError, unknown
 
 Version = Literal["standard", "rand"]
 PARTS = ("apgd-ce", "apgd-t", "apgd-dlr", "fab-t", "square")
 _MOST_TARGETS = 9  # of the standard version
+_NAMES = {"linf": "Linf", "l2": "L2"}  # in pyautoattack's words
 
 
 @dataclass(frozen=True)
@@ -53,16 +55,25 @@ def is_stochastic(model: Model, x: Tensor) -> bool:
 
 
 def attack_part(
-    part: str, model: Model, x: Tensor, y: Tensor, *, eps: float, version: Version = "standard", seed: int = 0
+    part: str,
+    model: Model,
+    x: Tensor,
+    y: Tensor,
+    *,
+    eps: float,
+    norm: Norm = "linf",
+    version: Version = "standard",
+    seed: int = 0,
 ) -> Claim:
-    """Run one part of AutoAttack on these examples.
+    """Run one part of AutoAttack on these examples, in the ball of this norm.
 
     The package skips examples that the model gets wrong from the start. It seeds itself anew for every call, so its
     draws depend on how examples are batched.
     """
     if part not in PARTS:
         raise unknown("part of AutoAttack", part, PARTS)
-    check_radius("eps", eps)
+    check_norm(norm)
+    check_radius("eps", eps, norm)
     check_batch(x, y)
     if len(x) == 0:
         return Claim(x.clone(), torch.zeros(0, dtype=torch.bool, device=x.device))
@@ -74,10 +85,10 @@ def attack_part(
     images = x.detach().float()
     with torch.no_grad(), torch.random.fork_rng(devices=_cuda(x)), _silenced():
         classes = model(x[:1]).shape[1]
-        suite = _suite()(logits, eps=eps, device=x.device, version=version, seed=seed)
+        suite = _suite()(logits, eps=eps, norm=_NAMES[norm], device=x.device, version=version, seed=seed)
         found = _perturb(suite, part, images, y, targets=min(_MOST_TARGETS, classes - 1))
     claimed = (found != images).flatten(1).any(dim=1)
-    x_adv = torch.where(claimed.view(-1, *[1] * (x.ndim - 1)), ball.project(found.to(x.dtype), x, eps), x)
+    x_adv = torch.where(claimed.view(-1, *[1] * (x.ndim - 1)), ball.project(found.to(x.dtype), x, eps, norm), x)
     return Claim(x_adv.detach(), claimed)
 
 

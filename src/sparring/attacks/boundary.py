@@ -24,6 +24,7 @@ from sparring.attacks.checks import Model, check_batch, check_settings, checked
 from sparring.attacks.eval_mode import eval_mode, fresh_generator
 from sparring.attacks.losses import InnerLoss, cross_entropy, margin, probability_margin
 from sparring.attacks.pgd import Found, Iterate, pgd_loop
+from sparring.attacks.threat import Norm, refuse_tensors
 from sparring.errors import UserError, unknown
 
 By = Literal["loss", "probability"]
@@ -43,6 +44,7 @@ def friendliest_pgd(
     by: By = "loss",
     halvings: int = 5,
     downhill: bool = True,
+    norm: Norm = "linf",
     start: ball.Start = "uniform",
     generator: torch.Generator | None = None,
 ) -> Found:
@@ -65,8 +67,10 @@ def friendliest_pgd(
         halvings: 5 place the point within 1/32 of a step.
         downhill: whether an example that is wrong enough at its start descends the loss, which costs it steps. Without
             it such an example stays, as in PGD-K-0.
+        norm: of the ball, "linf" or "l2".
     """
-    check_settings(eps=eps, step_size=step_size, steps=steps, loss="ce", start=start)
+    check_settings(eps=eps, step_size=step_size, steps=steps, loss="ce", start=start, norm=norm)
+    refuse_tensors(eps=eps, step_size=step_size)
     check_rho(rho, by)
     if not isinstance(halvings, int) or halvings < 0:
         raise UserError(f"halvings must be a whole number of at least 0, got {halvings!r}.")
@@ -76,8 +80,8 @@ def friendliest_pgd(
     draws = generator or fresh_generator(x)
     with eval_mode(model):
         x, y = x.detach().clone(), y.clone()  # plain tensors, also where the caller is in inference mode
-        begin = ball.random_start(x, eps=eps, start=start, generator=draws)
-        crossing = _Crossing(begin, y, rho=rho, by=by, downhill=downhill)
+        begin = ball.random_start(x, eps=eps, start=start, generator=draws, norm=norm)
+        crossing = _Crossing(begin, y, rho=rho, by=by, downhill=downhill, norm=norm)
         found = pgd_loop(
             checked(model, y),
             x,
@@ -86,6 +90,7 @@ def friendliest_pgd(
             eps=eps,
             step_size=step_size,
             steps=steps,
+            norm=norm,
             loss=InnerLoss("ce", model, x),
             hook=crossing.see,
             stop=crossing.stop,
@@ -101,7 +106,7 @@ def check_rho(rho: float, by: str) -> None:
     """Refuse a margin that no point, or every point, meets."""
     if by not in MARGINS:
         raise unknown("margin", by, MARGINS)
-    if not 0 < rho < MOST_RHO[by]:
+    if not isinstance(rho, int | float) or not 0 < rho < MOST_RHO[by]:
         allowed = "finite and above 0 (nats)" if by == "loss" else "above 0 and below 1"
         raise UserError(f"rho by {by} must be {allowed}, got {rho!r}. Write for example 0.1.")
 
@@ -109,8 +114,8 @@ def check_rho(rho: float, by: str) -> None:
 class _Crossing:
     """Which way each example goes, whether it has crossed the margin, and the best point it has seen."""
 
-    def __init__(self, begin: Tensor, y: Tensor, *, rho: float, by: By, downhill: bool) -> None:
-        self.rho, self.by, self.downhill = rho, by, downhill
+    def __init__(self, begin: Tensor, y: Tensor, *, rho: float, by: By, downhill: bool, norm: Norm) -> None:
+        self.rho, self.by, self.downhill, self.norm = rho, by, downhill, norm
         self.least = Least(begin)
         self.previous = begin.clone()  # each example's last point but one
         self.ascends = torch.ones_like(y, dtype=torch.bool)
@@ -129,7 +134,8 @@ class _Crossing:
         return stops
 
     def direction(self, gradient: Tensor, rows: Tensor) -> Tensor:
-        return torch.where(_wide(self.ascends[rows], gradient), gradient.sign(), -gradient.sign())
+        way = ball.steepest(gradient, self.norm)
+        return torch.where(_wide(self.ascends[rows], gradient), way, -way)
 
     def segments(self, x_adv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Of the examples that crossed: their numbers, points that meet the margin, and points that do not."""
@@ -162,7 +168,7 @@ def bisect(
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Halve the segments between points that meet the margin and points that do not; yield (point, loss, met)."""
     for _ in range(halvings if len(y) else 0):
-        middle = (meets + violates) / 2  # inside the box that holds both, in floating point too
+        middle = (meets + violates) / 2  # inside the ball and the box that hold both
         logits = model(middle)
         met = MARGINS[by](logits, y) >= rho
         yield middle, cross_entropy(logits, y), met

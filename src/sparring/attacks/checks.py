@@ -2,74 +2,131 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import numbers
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from sparring.attacks.threat import Norm, Radius, check_norm, check_radius, check_step_size, is_number
 from sparring.errors import UserError, unknown
 
 STARTS = ("uniform", "normal")
 Model = Callable[[Tensor], Tensor]  # pixels in [0, 1] -> logits of shape (B, classes)
 
 
+class NotFinite(UserError):
+    """A model whose logits are NaN or infinite: there is nothing to attack."""
+
+
 def check_settings(
-    *, eps: float, step_size: float, steps: int, loss: object, start: object = None, tau: int = 0, noise: float = 0.0
+    *,
+    eps: object,
+    step_size: object,
+    steps: object,
+    loss: object,
+    start: object = None,
+    tau: object = 0,
+    noise: object = 0.0,
+    norm: str = "linf",
 ) -> None:
     """Refuse impossible settings; `start` by name only (`check_start` also takes a tensor)."""
-    check_radius("eps", eps)
-    check_radius("step_size", step_size)
-    if not isinstance(steps, numbers.Integral) or steps < 1:
+    check_norm(norm)
+    check_radius("eps", eps, norm)
+    check_step_size(step_size, norm)
+    if not isinstance(steps, numbers.Integral) or isinstance(steps, bool) or steps < 1:
         raise UserError(f"steps must be a whole number of at least 1, got {steps!r}.")
-    if not isinstance(tau, numbers.Integral) or tau < 0:
+    if not isinstance(tau, numbers.Integral) or isinstance(tau, bool) or tau < 0:
         raise UserError(f"tau must be a whole number of at least 0, got {tau!r}. tau >= steps is plain PGD.")
-    if not math.isfinite(noise) or noise < 0:
-        raise UserError(f"noise must be finite and at least 0, got {noise!r}.")
-    if start is not None and start not in STARTS:
+    check_not_negative("noise", noise)
+    if start is not None and (not isinstance(start, str) or start not in STARTS):
         raise UserError(f"start must be None, 'uniform' or 'normal', got {start!r}.")
     if not callable(loss) and loss not in ("ce", "kl", "cw"):
         raise unknown("loss", str(loss), ("ce", "kl", "cw"))
+    if callable(loss) and not _takes_two(loss):
+        raise UserError("a loss of your own must take (logits, y) and give one value per example.")
 
 
-def check_radius(name: str, value: float) -> None:
-    """Refuse a distance that is no distance in [0, 1] pixels."""
-    if not isinstance(value, numbers.Real) or not 0 < float(value) <= 1:
-        given = float(value) if isinstance(value, numbers.Real) else math.nan
-        fix = f" For {given:g}/255 write {given:g}/255." if 1 < given <= 255 else ""
-        raise UserError(f"{name} must lie in (0, 1], got {value!r}.{fix}")
+def _takes_two(function: Callable[..., object]) -> bool:
+    """Whether a function takes two positional arguments, as far as it can be asked."""
+    try:
+        inspect.signature(function).bind(None, None)
+    except TypeError:
+        return False
+    except ValueError:  # a builtin without a signature
+        return True
+    return True
+
+
+def check_model(model: object) -> None:
+    """Refuse what is no model: a name, a class, an optimiser."""
+    if isinstance(model, type):
+        raise UserError(f"model is the class {model.__name__}. Give a network of it: {model.__name__}(...).")
+    if isinstance(model, str):
+        raise UserError(f"model is the text {model!r}. Load it first: sparring.load_model({model!r}).")
+    if not callable(model):
+        raise UserError(
+            f"model must map images to logits, an nn.Module or a function, got {type(model).__name__}. Load one with "
+            "sparring.load_model."
+        )
+
+
+def check_generator(generator: object) -> None:
+    """Refuse anything but a generator of torch, or None."""
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise UserError(
+            f"generator must be a torch.Generator or None, got {type(generator).__name__}. Write "
+            "torch.Generator().manual_seed(0)."
+        )
+
+
+def check_not_negative(name: str, value: object) -> None:
+    """Refuse anything but a finite number of at least 0."""
+    if not is_number(value) or not 0 <= float(value) < math.inf:
+        fix = "" if is_number(value) else " Give a number."
+        raise UserError(f"{name} must be finite and at least 0, got {value!r}.{fix}")
+
+
+def check_images(x: object) -> None:
+    """Refuse anything but a floating-point tensor."""
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
+        fix = "For uint8 images: x.float() / 255." if isinstance(x, Tensor) else "Write torch.as_tensor(x)."
+        raise UserError(f"x must be a floating-point tensor in [0, 1], got {kind}. {fix}")
 
 
 def check_batch(x: Tensor, y: Tensor) -> None:
     """Refuse images outside [0, 1] and labels that are not one class number per image."""
-    if not isinstance(x, Tensor) or not x.is_floating_point():
-        kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
-        raise UserError(f"x must be a floating-point tensor in [0, 1], got {kind}. For uint8 images: x.float() / 255.")
+    check_images(x)
     if x.ndim < 2:
         raise UserError(f"x must be a batch, first dimension the examples, got shape {tuple(x.shape)}.")
     if not isinstance(y, Tensor) or y.dtype != torch.int64:
         kind = y.dtype if isinstance(y, Tensor) else type(y).__name__
-        raise UserError(f"y must be an int64 tensor of class numbers, got {kind}. Convert with y.long().")
+        fix = "Convert with y.long()." if isinstance(y, Tensor) else "Write torch.as_tensor(y).long()."
+        raise UserError(f"y must be an int64 tensor of class numbers, got {kind}. {fix}")
     if y.shape != x.shape[:1]:
-        raise UserError(f"y must hold one label per image: x has {len(x)} images, y has shape {tuple(y.shape)}.")
+        fix = "Of one-hot labels give y.argmax(1)." if y.ndim == 2 and len(y) == len(x) else "Give as many of both."
+        raise UserError(f"y must hold one label per image: x has {len(x)} images, y has shape {tuple(y.shape)}. {fix}")
     if y.device != x.device:
         raise UserError(f"x is on {x.device}, y on {y.device}. Move one: y.to(x.device).")
     if x.numel() == 0:
         return
     _check_pixels("pixels", x, "Divide by 255, and put normalisation into the model (sparring.models.Normalize).")
     if y.min().item() < 0:
-        raise UserError(f"labels count from 0, found {int(y.min())}.")
+        raise UserError(f"labels count from 0, found {int(y.min())}. Leave such images out, or number them anew.")
 
 
-def check_start(start: object, x: Tensor, *, eps: float | None) -> None:
+def check_start(start: object, x: Tensor, *, eps: Radius | None, norm: Norm = "linf") -> None:
     """Refuse a start that is neither a known name nor one point per image of `x`, in [0, 1] and in its eps-ball.
 
     A point may lie beyond the ball by rounding. Without `eps` (an attack without projection) the ball is not checked.
     """
     if not isinstance(start, Tensor):
-        if start is not None and start not in STARTS:
-            raise UserError(f"start must be None, 'uniform' or 'normal', or a tensor of points, got {start!r}.")
+        if start is not None and (not isinstance(start, str) or start not in STARTS):
+            found = repr(start) if isinstance(start, str | int | float) else type(start).__name__
+            raise UserError(f"start must be None, 'uniform' or 'normal', or a tensor of points, got {found}.")
         return
     if start.shape != x.shape:
         raise UserError(f"start must have the shape of x, {tuple(x.shape)}, got {tuple(start.shape)}.")
@@ -80,11 +137,17 @@ def check_start(start: object, x: Tensor, *, eps: float | None) -> None:
     if x.numel() == 0:
         return
     _check_pixels("start", start, "Write start.clamp(0, 1).")
-    far = (start.detach() - x.detach()).abs().max().item()
-    if eps is not None and far > eps + 4 * torch.finfo(x.dtype).eps:
+    if eps is None:
+        return
+    shift = (start.detach() - x.detach()).abs()
+    if norm == "l2":
+        shift = torch.linalg.vector_norm(shift, dim=tuple(range(1, x.ndim)), keepdim=True)
+    slack = (4 if norm == "linf" else 4 * x[0].numel() ** 0.5) * torch.finfo(x.dtype).eps
+    if bool((shift > eps + slack).any()):
+        given = f"eps is {eps:g}, " if not isinstance(eps, Tensor) else ""
+        fix = "Write x + (start - x).clamp(-eps, eps)." if norm == "linf" else "Shorten start - x to a length of eps."
         raise UserError(
-            f"start must lie in the eps-ball around x: eps is {eps:g}, found a distance of {far:g}. "
-            "Write x + (start - x).clamp(-eps, eps)."
+            f"start must lie in the eps-ball around x: {given}found a distance of {shift.max().item():g}. {fix}"
         )
 
 
@@ -92,27 +155,78 @@ def check_logits(logits: Tensor, x: Tensor, y: Tensor) -> None:
     """Refuse a model whose output cannot be logits for these labels."""
     if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != len(x) or logits.shape[1] < 2:
         found = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-        raise UserError(f"the model must map {len(x)} images to logits of shape ({len(x)}, classes), got {found}.")
-    if len(y) and y.max().item() >= logits.shape[1]:
-        raise UserError(f"the model has {logits.shape[1]} classes, found label {int(y.max())}.")
+        fix = "" if isinstance(logits, Tensor) else " Wrap it to return the logits alone."
+        raise UserError(f"the model must map {len(x)} images to logits of shape ({len(x)}, classes), got {found}.{fix}")
+    check_labels(y, logits.shape[1])
+
+
+def check_labels(y: Tensor, classes: int) -> None:
+    """Refuse labels that a model of `classes` classes does not have."""
+    if len(y) == 0 or y.max().item() < classes:
+        return
+    low, high = int(y.min()), int(y.max())
+    if low == 1 and high == classes:
+        raise UserError(
+            f"labels run from 1 to {high}, the model has {classes} classes numbered 0 to {classes - 1}: subtract 1."
+        )
+    raise UserError(f"the model has {classes} classes, found label {high}. Labels lie in 0 to {classes - 1}.")
+
+
+def not_finite(logits: Tensor) -> str:
+    """'logits are not finite for 3 of 50 images', or an empty string where all are."""
+    broken = int((~logits.detach().isfinite().all(dim=1)).sum())
+    return f"logits are not finite for {broken} of {len(logits)} images" if broken else ""
 
 
 def checked(model: Model, y: Tensor) -> Model:
-    """`model`, whose first output is checked to be logits for the labels `y`."""
+    """`model`, whose first output is checked to be finite logits for the labels `y`."""
     unchecked = True
 
     def predict(x: Tensor) -> Tensor:
         nonlocal unchecked
-        logits = model(x)
+        logits = _first(model, x) if unchecked else model(x)
         if unchecked:
             check_logits(logits, x, y)
+            if broken := not_finite(logits):
+                raise NotFinite(f"{broken}. Check the model's weights: its training may have diverged.")
             unchecked = False
         return logits
 
     return predict
 
 
+def _first(model: Model, x: Tensor) -> Tensor:
+    """The model's output; where it fails because its weights have another precision than the images, that is said."""
+    try:
+        return model(x)
+    except RuntimeError as error:
+        weights = next(model.parameters(), None) if isinstance(model, nn.Module) else None
+        if weights is None or weights.dtype == x.dtype or not weights.is_floating_point():
+            raise
+        raise UserError(
+            f"the images are {x.dtype}, the model's weights {weights.dtype}. Give both the same: x.to({weights.dtype})."
+        ) from error
+
+
+def check_target(target: object, y: Tensor, loss: object) -> Tensor | None:
+    """The class that each image is led to, one int64 per image; None for an attack without a target."""
+    if target is None:
+        return None
+    if loss == "kl":
+        raise UserError("a target needs a loss towards a class: 'ce' or 'cw', got loss 'kl'.")
+    if type(target) is int and target >= 0:
+        return torch.full_like(y, target)
+    if not isinstance(target, Tensor) or target.dtype != torch.int64 or target.shape != y.shape:
+        found = f"{target.dtype} of shape {tuple(target.shape)}" if isinstance(target, Tensor) else repr(target)
+        raise UserError(f"target must be a class number, or an int64 tensor of {len(y)} of them, got {found}.")
+    if len(target) and target.min().item() < 0:
+        raise UserError(f"classes count from 0, found target {int(target.min())}.")
+    return target.to(y.device)
+
+
 def _check_pixels(name: str, x: Tensor, fix: str) -> None:
     low, high = (bound.item() for bound in torch.aminmax(x))  # NaN survives aminmax and fails the comparison
     if not (low >= 0 and high <= 1):
+        if name == "pixels" and low >= 0 and 1 < high <= 255:
+            fix = "They look like pixels from 0 to 255. Divide by 255: x / 255."
         raise UserError(f"{name} must be finite and lie in [0, 1], found values from {low:g} to {high:g}. {fix}")

@@ -12,10 +12,20 @@ import torch
 from torch import Tensor
 
 from sparring.attacks import ball
-from sparring.attacks.checks import Model, check_batch, check_settings, check_start, checked
+from sparring.attacks.checks import (
+    Model,
+    check_batch,
+    check_generator,
+    check_model,
+    check_settings,
+    check_start,
+    check_target,
+    checked,
+)
 from sparring.attacks.eval_mode import eval_mode, fresh_generator
 from sparring.attacks.losses import InnerLoss, Loss
 from sparring.attacks.pgd import Found, Iterate, first_point, pgd_loop
+from sparring.attacks.threat import Norm, Radius, StepSize, settle
 
 
 class TauLeft:
@@ -37,49 +47,60 @@ def friendly_pgd(
     x: Tensor,
     y: Tensor,
     *,
-    eps: float = 8 / 255,
-    step_size: float = 0.007,
+    eps: Radius = 8 / 255,
+    step_size: StepSize = 0.007,
     steps: int = 10,
     tau: int = 0,
+    norm: Norm = "linf",
     loss: Loss = "ce",
     start: ball.Start | Tensor = None,
     noise: float = 0.0,
     project: bool = True,
+    target: int | Tensor | None = None,
     generator: torch.Generator | None = None,
 ) -> Found:
     """Friendly adversarial data: each attack stops once it has met `tau` + 1 points where the model is wrong.
 
     Args:
         model: maps pixels in [0, 1] to logits; run in eval mode, so examples are independent of one another.
-        eps: radius of the ball, in [0, 1] pixels (8/255, not 8).
-        step_size: length of one step, in [0, 1] pixels.
+        eps: radius of the ball, in [0, 1] pixels (8/255, not 8); in L2 it may exceed 1. A tensor has one number per
+            example, shape (B,) or (B, 1, 1, 1), or for "linf" per channel, (C, 1, 1).
+        step_size: length of one step, in the same unit: a number, a tensor as `eps`, or a part of eps, "eps/4".
         steps: the most steps an example takes (K).
         tau: steps still taken from points where the model is already wrong; they need not be consecutive.
+        norm: "linf" (steps along the sign of the gradient) or "l2" (steps along the gradient over its length).
         loss: "ce", "kl" (to the clean prediction), "cw" (margin), or (logits, y) -> one loss per example.
         start: None (the image itself), "uniform" in the ball, "normal" (sigma 0.001), or a tensor of points in the
             ball, one per image. "kl" needs one of them or noise: at the image itself its gradient is 0.
         noise: sigma of normal noise added at every step (authors' code: 0.001; not in the paper).
         project: whether a step is put back into the eps-ball (paper Appendix B searches without); [0, 1] always holds.
+        target: a class, or one per image (int64): the attack then descends the loss of that class. It still stops where
+            the prediction is not `y`, whatever it is instead: friendly data are near the boundary of their own class.
         generator: for randomness that can be repeated; without it the operating system seeds a fresh one.
     """
-    check_settings(eps=eps, step_size=step_size, steps=steps, loss=loss, tau=tau, noise=noise)
+    check_settings(eps=eps, step_size=step_size, steps=steps, loss=loss, tau=tau, noise=noise, norm=norm)
+    check_model(model)
+    check_generator(generator)
     check_batch(x, y)
-    check_start(start, x, eps=eps if project else None)
+    towards = check_target(target, y, loss)
+    radius, length = settle(eps, step_size, x, norm)
+    check_start(start, x, eps=radius if project else None, norm=norm)
     if len(x) == 0:
         return Found(x.clone(), torch.zeros_like(y))
     draws = generator or fresh_generator(x)
     with eval_mode(model):
         x, y = x.detach().clone(), y.clone()  # plain tensors, also where the caller is in inference mode
-        model = checked(model, y)
+        model = checked(model, y if towards is None else torch.maximum(y, towards))
         return pgd_loop(
             model,
             x,
             y,
-            start=first_point(x, eps=eps, start=start, generator=draws, project=project),
-            eps=eps,
-            step_size=step_size,
+            start=first_point(x, eps=radius, start=start, generator=draws, project=project, norm=norm),
+            eps=radius,
+            step_size=length,
             steps=steps,
-            loss=InnerLoss(loss, model, x),
+            norm=norm,
+            loss=InnerLoss(loss, model, x, towards),
             stop=TauLeft(tau, y),
             noise=(lambda: noise * ball.draw_normal(x, draws)) if noise else None,
             project=project,

@@ -17,9 +17,19 @@ import torch
 from torch import Tensor
 
 from sparring.attacks import ball
-from sparring.attacks.checks import Model, check_batch, check_settings, check_start, checked
+from sparring.attacks.checks import (
+    Model,
+    check_batch,
+    check_generator,
+    check_model,
+    check_settings,
+    check_start,
+    check_target,
+    checked,
+)
 from sparring.attacks.eval_mode import eval_mode, fresh_generator, input_gradient
 from sparring.attacks.losses import InnerLoss, Loss
+from sparring.attacks.threat import Norm, Radius, StepSize, of_rows, settle
 
 
 @dataclass(frozen=True)
@@ -68,24 +78,20 @@ Hook = Callable[[Iterate], None]
 Direction = Callable[[Tensor, Tensor], Tensor]  # (gradient, rows) -> the step to take, before step_size scales it
 
 
-def sign(gradient: Tensor, _rows: Tensor) -> Tensor:
-    """The steepest ascent in the L-infinity norm."""
-    return gradient.sign()
-
-
 def pgd_loop(
     model: Model,
     x: Tensor,
     y: Tensor,
     *,
     start: Tensor,
-    eps: float,
-    step_size: float,
+    eps: Radius,
+    step_size: Radius,
     steps: int | Tensor,
     loss: InnerLoss,
+    norm: Norm = "linf",
     stop: StopRule | None = None,
     hook: Hook | None = None,
-    direction: Direction = sign,
+    direction: Direction | None = None,
     noise: Callable[[], Tensor] | None = None,
     project: bool = True,
 ) -> Found:
@@ -99,13 +105,16 @@ def pgd_loop(
     for the device; with one, each step reads back how many examples go on.
 
     Args:
+        eps: radius of the ball; as a tensor, with one entry per example in dimension 0 (`threat.settle`).
+        step_size: length of one step, likewise.
         steps: the most steps of an example; as an int64 tensor, one number (from 0) per example.
+        norm: of the ball; the direction of a step is the steepest in it, unless `direction` is given.
         hook: called with every iterate, that of the examples still active after the last step too.
         noise: draws what is added at a step, for the whole batch, so that an example's noise does not depend on when
             others stop.
         project: whether a step is put back into the eps-ball; [0, 1] always holds.
     """
-    most, budget = (int(steps.max()), steps) if isinstance(steps, Tensor) else (steps, None)
+    most, budget = (int(steps.max()), steps) if isinstance(steps, Tensor) else (int(steps), None)
     x_adv, backprops = start.clone(), torch.zeros_like(y)
     rows = torch.arange(len(x), device=x.device)
     here, natural, label = start, x, y  # of the active examples: row i belongs to example rows[i]
@@ -131,10 +140,11 @@ def pgd_loop(
             gradient = at.gradient
             if len(going) < len(rows):
                 rows, here, natural, label, gradient = _keep(going, rows, here, natural, label, gradient)
-        here = here + step_size * direction(gradient, rows)
+        way = ball.steepest(gradient, norm) if direction is None else direction(gradient, rows)
+        here = here + of_rows(step_size, rows) * way
         if kicks is not None:
             here = here + kicks[rows]
-        here = ball.project(here, natural, eps) if project else here.clamp(0.0, 1.0)
+        here = ball.project(here, natural, of_rows(eps, rows), norm) if project else here.clamp(0.0, 1.0)
         x_adv = here if len(rows) == len(x) else x_adv.index_copy(0, rows, here)  # not in place: a hook may hold it
         backprops[rows] += 1
     return Found(x_adv.detach(), backprops)
@@ -145,12 +155,18 @@ def _keep(which: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def first_point(
-    x: Tensor, *, eps: float, start: ball.Start | Tensor, generator: torch.Generator, project: bool = True
+    x: Tensor,
+    *,
+    eps: Radius,
+    start: ball.Start | Tensor,
+    generator: torch.Generator,
+    project: bool = True,
+    norm: Norm = "linf",
 ) -> Tensor:
     """The point an attack starts from: the given tensor, or what `ball.random_start` draws."""
     if not isinstance(start, Tensor):
-        return ball.random_start(x, eps=eps, start=start, generator=generator, inside=project)
-    return ball.project(start.detach(), x, eps) if project else start.detach().clone()
+        return ball.random_start(x, eps=eps, start=start, generator=generator, inside=project, norm=norm)
+    return ball.project(start.detach(), x, eps, norm) if project else start.detach().clone()
 
 
 def pgd(
@@ -158,40 +174,51 @@ def pgd(
     x: Tensor,
     y: Tensor,
     *,
-    eps: float = 8 / 255,
-    step_size: float = 2 / 255,
+    eps: Radius = 8 / 255,
+    step_size: StepSize = 2 / 255,
     steps: int = 20,
+    norm: Norm = "linf",
     loss: Loss = "ce",
     start: ball.Start | Tensor = "uniform",
+    target: int | Tensor | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
     """The images after `steps` steps of PGD, in the order, shape, dtype and device of `x`.
 
     Args:
         model: maps pixels in [0, 1] to logits; normalisation is a layer of it. Runs in eval mode.
-        eps: radius of the ball, in [0, 1] pixels (8/255, not 8).
-        step_size: length of one step, in [0, 1] pixels.
+        eps: radius of the ball, in [0, 1] pixels (8/255, not 8); in L2 it may exceed 1. A tensor has one number per
+            example, shape (B,) or (B, 1, 1, 1), or for "linf" per channel, (C, 1, 1).
+        step_size: length of one step, in the same unit: a number, a tensor as `eps`, or a part of eps, "eps/4".
         steps: the number of steps (K).
+        norm: "linf" (steps along the sign of the gradient) or "l2" (steps along the gradient over its length).
         loss: "ce", "kl" (to the clean prediction), "cw" (margin), or (logits, y) -> one loss per example.
         start: None (the image itself), "uniform" in the ball, "normal" (sigma 0.001), or a tensor of points in the
             ball, one per image.
+        target: a class, or one per image (int64): the attack then descends the loss of that class instead of ascending
+            that of `y`. An image whose label is the target only gets more certain.
         generator: for a start that can be repeated; without it the operating system seeds a fresh one.
     """
-    check_settings(eps=eps, step_size=step_size, steps=steps, loss=loss)
+    check_settings(eps=eps, step_size=step_size, steps=steps, loss=loss, norm=norm)
+    check_model(model)
+    check_generator(generator)
     check_batch(x, y)
-    check_start(start, x, eps=eps)
+    towards = check_target(target, y, loss)
+    radius, length = settle(eps, step_size, x, norm)
+    check_start(start, x, eps=radius, norm=norm)
     if len(x) == 0:
         return x.clone()
     with eval_mode(model):
         x, y = x.detach().clone(), y.clone()  # plain tensors, also where the caller is in inference mode
-        model = checked(model, y)
+        model = checked(model, y if towards is None else torch.maximum(y, towards))
         return pgd_loop(
             model,
             x,
             y,
-            start=first_point(x, eps=eps, start=start, generator=generator or fresh_generator(x)),
-            eps=eps,
-            step_size=step_size,
+            start=first_point(x, eps=radius, start=start, generator=generator or fresh_generator(x), norm=norm),
+            eps=radius,
+            step_size=length,
             steps=steps,
-            loss=InnerLoss(loss, model, x),
+            norm=norm,
+            loss=InnerLoss(loss, model, x, towards),
         ).x_adv

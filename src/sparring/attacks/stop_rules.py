@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import TypedDict
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from sparring.attacks.checks import Model, check_batch, check_settings, checked
 from sparring.attacks.eval_mode import eval_mode, fresh_generator
 from sparring.attacks.losses import InnerLoss, probability_margin
 from sparring.attacks.pgd import Found, Iterate, StopRule, pgd_loop
+from sparring.attacks.threat import Norm, refuse_tensors
 from sparring.errors import UserError
 
 # (logits, y, gradient, x_adv - x), all of the active examples -> bool, one per example: whether it stops here
@@ -32,6 +34,7 @@ def pgd_until(
     step_size: float,
     steps: int | Tensor,
     stop: Rule | None = None,
+    norm: Norm = "linf",
     start: ball.Start = "uniform",
     generator: torch.Generator | None = None,
 ) -> Found:
@@ -43,7 +46,8 @@ def pgd_until(
         stop: called at every point before a step from it, with the gradient there; None never stops.
     """
     rule = None if stop is None else _rule(stop)
-    return _until(model, x, y, eps=eps, step_size=step_size, steps=steps, stop=rule, start=start, generator=generator)
+    how: _How = {"norm": norm, "start": start, "generator": generator}
+    return _until(model, x, y, eps=eps, step_size=step_size, steps=steps, stop=rule, **how)
 
 
 def fosc_pgd(
@@ -55,6 +59,7 @@ def fosc_pgd(
     step_size: float,
     steps: int,
     criterion: float,
+    norm: Norm = "linf",
     start: ball.Start = "uniform",
     generator: torch.Generator | None = None,
 ) -> Found:
@@ -66,15 +71,14 @@ def fosc_pgd(
     Args:
         criterion: c_t, at least 0; DAT lowers it from 0.5 to 0 over training.
     """
-    if not math.isfinite(criterion) or criterion < 0:
+    if not isinstance(criterion, int | float) or not 0 <= criterion < math.inf:
         raise UserError(f"criterion must be finite and at least 0, got {criterion!r}. DAT begins at 0.5.")
 
     def stationary(at: Iterate) -> Tensor:
-        return fosc(at.gradient, at.x_adv - at.x, eps) <= criterion
+        return fosc(at.gradient, at.x_adv - at.x, eps, norm) <= criterion
 
-    return _until(
-        model, x, y, eps=eps, step_size=step_size, steps=steps, stop=stationary, start=start, generator=generator
-    )
+    how: _How = {"norm": norm, "start": start, "generator": generator}
+    return _until(model, x, y, eps=eps, step_size=step_size, steps=steps, stop=stationary, **how)
 
 
 def margin_pgd(
@@ -86,6 +90,7 @@ def margin_pgd(
     step_size: float,
     steps: int,
     margin: float,
+    norm: Norm = "linf",
     start: ball.Start = "uniform",
     generator: torch.Generator | None = None,
 ) -> Found:
@@ -96,25 +101,34 @@ def margin_pgd(
     Args:
         margin: lambda, in [-1, 1].
     """
-    if not -1 <= margin <= 1:
+    if not isinstance(margin, int | float) or not -1 <= margin <= 1:
         raise UserError(f"margin must lie in [-1, 1], got {margin!r}. 0 stops where the model is first wrong.")
 
     def wrong_enough(at: Iterate) -> Tensor:
         return probability_margin(at.logits, at.y) > margin
 
-    return _until(
-        model, x, y, eps=eps, step_size=step_size, steps=steps, stop=wrong_enough, start=start, generator=generator
-    )
+    how: _How = {"norm": norm, "start": start, "generator": generator}
+    return _until(model, x, y, eps=eps, step_size=step_size, steps=steps, stop=wrong_enough, **how)
 
 
-def fosc(gradient: Tensor, shift: Tensor, eps: float) -> Tensor:
+def fosc(gradient: Tensor, shift: Tensor, eps: float, norm: Norm = "linf") -> Tensor:
     """The first-order stationary condition eps * ||g||_1 - <x_adv - x, g>, one per example; `shift` is x_adv - x.
 
     It is how much the loss (in nats) could still grow inside the ball if it were linear: never negative there, and 0 in
-    the corner that the gradient points to. The pixel range [0, 1] does not enter it, as published.
+    the corner that the gradient points to. The pixel range [0, 1] does not enter it, as published. In the L2 ball the
+    norm of the gradient is ||g||_2, and the point where it is 0 the one that the gradient points to.
     """
     g = gradient.flatten(1)
-    return eps * g.abs().sum(dim=1) - (shift.flatten(1) * g).sum(dim=1)
+    size = g.abs().sum(dim=1) if norm == "linf" else torch.linalg.vector_norm(g, dim=1)
+    return eps * size - (shift.flatten(1) * g).sum(dim=1)
+
+
+class _How(TypedDict):
+    """What all three attacks hand on."""
+
+    norm: Norm
+    start: ball.Start
+    generator: torch.Generator | None
 
 
 def _until(
@@ -126,20 +140,21 @@ def _until(
     step_size: float,
     steps: int | Tensor,
     stop: StopRule | None,
+    norm: Norm,
     start: ball.Start,
     generator: torch.Generator | None,
 ) -> Found:
     check_batch(x, y)
     _check_steps(steps, y)
-    check_settings(
-        eps=eps, step_size=step_size, steps=1 if isinstance(steps, Tensor) else steps, loss="ce", start=start
-    )
+    most = 1 if isinstance(steps, Tensor) else steps
+    check_settings(eps=eps, step_size=step_size, steps=most, loss="ce", start=start, norm=norm)
+    refuse_tensors(eps=eps, step_size=step_size)
     if len(x) == 0:
         return Found(x.clone(), torch.zeros_like(y))
     draws = generator or fresh_generator(x)
     with eval_mode(model):
         x, y = x.detach().clone(), y.clone()  # plain tensors, also where the caller is in inference mode
-        begin = ball.random_start(x, eps=eps, start=start, generator=draws)
+        begin = ball.random_start(x, eps=eps, start=start, generator=draws, norm=norm)
         if isinstance(steps, Tensor):
             begin = torch.where((steps > 0).view(-1, *[1] * (x.ndim - 1)), begin, x)
         return pgd_loop(
@@ -150,6 +165,7 @@ def _until(
             eps=eps,
             step_size=step_size,
             steps=steps,
+            norm=norm,
             loss=InnerLoss("ce", model, x),
             stop=stop,
         )

@@ -13,7 +13,7 @@ from torch import Tensor
 from sparring.attacks import Found
 from sparring.bench.start_up import start_up
 from sparring.bench.timing import wait
-from sparring.data import Dataset, Split, batches, count_batches, hold_out
+from sparring.data import Dataset, Split, batches, count_batches, hold_out, in_memory
 from sparring.engine import Engine, EngineKind
 from sparring.errors import UserError
 from sparring.models import forward_flops
@@ -47,7 +47,7 @@ class TimedTraining:
         given = time.time()
         self.config, self.data, self.device = config, data, device
         self.objective = fat_of(config)
-        training, _ = hold_out(data.train, config.validation, seed=0)
+        training, _ = hold_out(in_memory(data.train), config.validation, seed=0)
         count = images or len(training)
         self.training = Split(training.x[:count], training.y[:count]).to(device)
         self.facts = model_facts(config, data)

@@ -16,8 +16,9 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 
 from sparring._version import __version__
-from sparring.cli import cuda_early, signals
+from sparring.cli import cuda_early
 from sparring.errors import Cancelled, RunFailed, UserError, did_you_mean
+from sparring.training import signals
 
 # Name -> (module, what it does). A module is imported only when its command runs, so `sparring --help` is fast.
 COMMANDS = {
@@ -31,9 +32,11 @@ COMMANDS = {
         "sparring.cli.reproduce",
         "reproduce a table or figure of the paper, beside the paper's own numbers",
     ),
+    "compare": ("sparring.cli.compare", "print what differs between runs, and what came out"),
     "report": ("sparring.cli.report", "write one HTML page about runs and reproduced results"),
     "bound": ("sparring.cli.bound", "check the paper's theorem on a model: risk, friendly bound, conventional bound"),
-    "export": ("sparring.cli.export", "write a trained model as plain weights"),
+    "predict": ("sparring.cli.predict", "predict the classes of image files with a trained model"),
+    "export": ("sparring.cli.export", "write a trained model for other code: safetensors, pt2, ONNX, a model hub"),
     "recipes": ("sparring.cli.recipes", "list the recipes, or show one"),
     "bench": ("sparring.cli.bench", "measure the speed of training on this machine, against plain PyTorch"),
     "data": ("sparring.cli.data", "list the data sets, or fetch one"),

@@ -10,14 +10,17 @@ import contextlib
 import io
 import os
 import re
+import sys
 from collections.abc import Iterator
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, Literal, TypeVar
 
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
-from sparring import schedules
+from sparring import models, schedules
 from sparring.errors import UserError
+from sparring.models.own import is_import_path
 from sparring.objectives import OBJECTIVES, Objective
 
 T = TypeVar("T")
@@ -34,6 +37,22 @@ def _fractions(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
         instance_from_str=lambda words: schedules.number(words[0]),
         is_instance=lambda value: isinstance(value, int | float) and not isinstance(value, bool),
         str_from_instance=lambda value: [schedules.spell(value)],
+    )
+
+
+@_registry.primitive_rule
+def _parts_of_eps(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+    """A number or words that stand for one (eps, eps/4), which the dataclass itself checks."""
+    words = {str: "NUMBER|eps/N", Literal["eps"]: "NUMBER|eps"}
+    found = next((metavar for kind, metavar in words.items() if info.type == float | kind), None)
+    if found is None:
+        return None
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar=found,
+        instance_from_str=lambda words: words[0] if words[0].startswith("eps") else schedules.number(words[0]),
+        is_instance=lambda value: isinstance(value, int | float | str) and not isinstance(value, bool),
+        str_from_instance=lambda value: [value if isinstance(value, str) else schedules.spell(value)],
     )
 
 
@@ -102,6 +121,21 @@ def parse(kind: type[T], argv: list[str], *, prog: str, description: str, defaul
         if leaving.code in (0, None):
             raise
         raise UserError(_one_line(box.getvalue(), prog)) from None
+
+
+def named_again(model: str) -> list[str]:
+    """The words that name a run's network once more, where it was named by import path."""
+    return ["--model", model] if is_import_path(model) else []
+
+
+def name_model(text: str | None) -> None:
+    """Take a network's name from the command line: a module in the current folder counts as importable."""
+    if text is None:
+        return
+    here = str(Path.cwd())
+    if is_import_path(text) and not {"", here} & set(sys.path):  # as `python -m` does; a console script leaves it out
+        sys.path.insert(0, here)
+    models.name_model(text)
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ import tyro
 from sparring import recipes
 from sparring.bench import AblationOptions, Benchmark, BenchmarkOptions, ablation, start_in_words
 from sparring.bench.training import fat_of
-from sparring.cli.arguments import parse
+from sparring.cli.arguments import name_model, parse
 from sparring.cli.console import Screen
 from sparring.data import load
 from sparring.engine import on
@@ -72,6 +72,7 @@ def run(argv: list[str]) -> int:
     for name in asked.only:
         if name not in (*MEASURED, ABLATION):
             raise unknown("part", name, (*MEASURED, ABLATION))
+    name_model(asked.model)
     device = pick_device(asked.device)
     recipe = recipes.find(asked.recipe or ("fat-cifar10-resnet18" if device.type == "cuda" else "fat-digits"))
     config = replace(

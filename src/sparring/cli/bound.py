@@ -146,9 +146,15 @@ def _radius(path: Path) -> float:
     if not (path / run_folder.CONFIG).is_file():
         raise UserError(f"{path} does not record the radius it was trained for. Give it: --eps 8/255.")
     try:
-        return run_folder.open_run(path).config.objective.radius
+        objective = run_folder.open_run(path).config.objective
     except UserError:
         raise UserError(f"{path / run_folder.CONFIG} cannot be read. Give the radius: --eps 8/255.") from None
+    if objective.norm != "linf":
+        raise UserError(
+            f"{path} was trained in {objective.norm}, and the bound is measured in linf only. To measure it there all "
+            "the same, give a radius: --eps 8/255."
+        )
+    return objective.radius
 
 
 def _bar() -> Progress:

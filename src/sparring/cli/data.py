@@ -21,7 +21,8 @@ Examples:
   sparring data
   sparring data fetch cifar10
   sparring data fetch cifar10 --source ~/Downloads/cifar-10-python.tar.gz
-  sparring data fetch svhn --source folder-with-the-mat-files"""
+  sparring data fetch svhn --source folder-with-the-mat-files
+  sparring data fetch mnist --source folder-with-the-idx-files"""
 
 
 @dataclass(frozen=True)

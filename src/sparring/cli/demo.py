@@ -16,8 +16,8 @@ from rich.table import Table
 from sparring import schedules
 from sparring.cli.arguments import parse
 from sparring.cli.console import Screen
-from sparring.cli.progress import TrainingBar
-from sparring.cli.signals import stopped, stopping
+from sparring.cli.progress import command_bar
+from sparring.cli.signals import stopped
 from sparring.data import Dataset, load
 from sparring.errors import UserError
 from sparring.evaluation import evaluate
@@ -30,6 +30,7 @@ from sparring.training import run_folder
 from sparring.training.checkpoint import write_text
 from sparring.training.config import Config
 from sparring.training.loop import Interrupted, train
+from sparring.training.signals import stopping
 
 DESCRIPTION = """Train three models on 8x8 digits, attack them, and write one page that shows what happened and why.
 
@@ -75,7 +76,7 @@ def run(argv: list[str]) -> int:
             for name, (config, about) in TRIALS.items():
                 config = replace(config, seed=options.seed, epochs=options.epochs)
                 folder = options.out / name.lower()
-                bar = TrainingBar(console, title=f"{name:9}", lines=False)
+                bar = command_bar(console, title=f"{name:9}", lines=False)
                 models[name] = train(
                     config, folder, overwrite=True, data=data, tracker=bar, stop=stop, tensorboard=False
                 )
@@ -120,7 +121,7 @@ def _measure(name: str, about: str, config: Config, model: torch.nn.Module, data
         "data": config.data,
         "data_note": data.note,
     }
-    x, y, eps = data.test.x, data.test.y, config.validation_eps
+    x, y, eps = data.test.x, data.test.y, config.validation_radius
     found = evaluate(model, x, y, PROTOCOL, eps=eps, doubts=False, about=origin)
     evaluation = folder / run_folder.EVALUATION
     evaluation.mkdir(exist_ok=True)

@@ -7,27 +7,27 @@ import os
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from json import loads
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 from rich.markdown import Markdown
 from rich.table import Table
 from torch import Tensor
 
-from sparring import data, schedules, weights
-from sparring.cli.arguments import parse
+from sparring import data, models, schedules, weights
+from sparring.attacks.threat import Norm
+from sparring.cli.arguments import name_model, named_again, parse
 from sparring.cli.console import Screen
 from sparring.cli.signals import stopped
 from sparring.data import Dataset
 from sparring.errors import UserError
 from sparring.evaluation import PROTOCOLS, Result, evaluate
 from sparring.evaluation.protocols import find
-from sparring.evaluation.result import pixels
 from sparring.evaluation.sanity.checks import WHY
 from sparring.evaluation.sanity.explain import page
 from sparring.training import run_folder
@@ -40,6 +40,7 @@ Examples:
   sparring evaluate runs/fat-digits-seed0
   sparring evaluate runs/x --protocol dat autoattack --limit 1000 --precision bf16
   sparring evaluate model.pth.tar --data cifar10 --protocol trades --seeds 3
+  sparring evaluate model.pth.tar --data cifar10 --norm l2 --eps 0.5
   sparring evaluate --explain zero-gradients
 
 Protocols:
@@ -51,7 +52,7 @@ class Options:
     """What to evaluate, how, and where the results go."""
 
     path: Annotated[Path, tyro.conf.Positional]
-    """A run folder, a .safetensors file, or a published .pt, .pth or .pth.tar."""
+    """A run folder, a .safetensors file, a published .pt, .pth or .pth.tar, or a shipped model: fat-digits."""
     protocol: tuple[str, ...] = ("dat",)
     """One or several protocols; attacks that they share run once."""
     data: str | None = None
@@ -60,6 +61,8 @@ class Options:
     """Evaluate on the first LIMIT images only."""
     eps: float | None = None
     """Another radius, in [0, 1] pixels (8/255); step sizes given relative to eps scale with it."""
+    norm: Norm | None = None
+    """linf, or l2, which needs --eps and scales every step size with it; that of the run unless given, else linf."""
     seeds: int = 1
     """Repeat attacks with a random start for this many seeds: mean and standard deviation."""
     seed: int = 0
@@ -79,7 +82,7 @@ class Options:
     which: Literal["last", "best"] = "last"
     """The checkpoint of a run folder."""
     model: str | None = None
-    """The architecture, where it can be neither read nor identified."""
+    """The network, where it is your own (package.module:make), or can be neither read nor identified."""
     mean: tuple[float, ...] = ()
     """Means per channel of the normalisation, where the file has no such layer."""
     std: tuple[float, ...] = ()
@@ -118,6 +121,7 @@ def run(argv: list[str]) -> int:
         mean=asked.mean,
         std=asked.std,
     )
+    asked = _threat_of(asked)
     folder = open_results(path, out=asked.out, json=asked.json, file=f"{_name(asked)}.json")
     own = [PROTOCOLS[name].limit for name in asked.protocol]
     own_limit = None if None in own else max(limit for limit in own if limit is not None)
@@ -129,6 +133,7 @@ def run(argv: list[str]) -> int:
             images.test.y,
             asked.protocol,
             eps=asked.eps,
+            norm=asked.norm or "linf",
             limit=asked.limit,
             seeds=asked.seeds,
             seed=asked.seed,
@@ -142,6 +147,7 @@ def run(argv: list[str]) -> int:
             about={
                 "model": str(asked.path),
                 "which": which,
+                "command": _command(asked),
                 "facts": loaded.facts,
                 "data": spec,
                 "data_note": images.note,
@@ -160,7 +166,7 @@ def run(argv: list[str]) -> int:
     screen = Screen()
     screen.print(_measured(asked, result, len(images.test)), highlight=False, soft_wrap=True)
     screen.print(result.table())
-    _note_radius(asked, {record.eps for record in result if record.eps})
+    _note_radius(asked, loaded.facts, {record.eps for record in result if record.eps})
     for path in kept:
         print(f"wrote {path}")
     if trouble is not None:
@@ -189,22 +195,43 @@ def _measured(asked: Options, result: Result, images: int) -> str:
     stage += [] if facts.get("epoch") is None else [run_folder.stage(facts)]
     model = f"{asked.path} ({', '.join(stage)})" if stage else str(asked.path)
     radii = {name: PROTOCOLS[name].eps if asked.eps is None else asked.eps for name in asked.protocol}
-    how = " and ".join(f"{name} at eps {pixels(eps)}" for name, eps in radii.items())
+    how = " and ".join(
+        f"{name} at eps {schedules.radius_text(eps, asked.norm or 'linf')}" for name, eps in radii.items()
+    )
     data = result.about["data"]
     return f"{model} on {result.n} of {images} test images of {data}; protocol {how}; {result.software['device']}"
 
 
-def _note_radius(asked: Options, measured: set[float]) -> None:
+def _note_radius(asked: Options, facts: Mapping[str, Any], measured: set[float]) -> None:
     """Print a note where the run was trained for another radius than the protocols use."""
     if asked.eps is not None:
         return
     try:
-        trained = run_folder.open_run(asked.path).config.objective.radius
+        objective = run_folder.open_run(asked.path).config.objective
     except UserError:  # not a run, or its configuration cannot be read
-        return
-    if all(abs(eps - trained) > 1e-3 for eps in measured):
+        trained, norm = (facts.get("threat") or {}).get("eps"), (facts.get("threat") or {}).get("norm", "linf")
+        if not isinstance(trained, float):
+            return
+    else:
+        trained, norm = objective.radius, objective.norm
+    if norm != asked.norm:
+        print(f"note: trained in {norm}, measured in {asked.norm}.")
+    elif all(abs(eps - trained) > 1e-3 for eps in measured):
         eps = schedules.spell(trained)
         print(f"note: trained for eps {eps}, measured at {max(measured):.4g}. To measure at {eps}: --eps {eps}.")
+
+
+def _threat_of(asked: Options) -> Options:
+    """The options with the norm that the run was trained in; and its radius, where the protocols have none for it."""
+    try:
+        trained = run_folder.open_run(asked.path).config.objective
+    except UserError:  # not a run, or its configuration cannot be read
+        return asked
+    norm = asked.norm or trained.norm
+    if norm == "linf" or asked.eps is not None or trained.norm != norm:
+        return replace(asked, norm=norm)
+    print(f"note: measured as it was trained, in the ball of radius {trained.radius:.4g} in {norm}.")
+    return replace(asked, norm=norm, eps=trained.radius)
 
 
 def of_a_run(path: Path, which: weights.Which) -> tuple[Path, weights.Which]:
@@ -228,10 +255,12 @@ def open_subject(
     """Open what a command measures: the model, the name of its data set, the data set."""
     if bool(mean) != bool(std):
         raise UserError("--mean and --std go together. Give both, one number per channel in each.")
+    name_model(model)
     _note_unfinished(path)
     loaded = weights.load(
         path,
         model=model,
+        **_sizes(path, which, model, data_name),
         normalize=(mean, std) if mean else None,
         which=which,
         device=pick_device(device),
@@ -258,13 +287,22 @@ def open_subject(
     return loaded, spec, images
 
 
+def _sizes(path: Path, which: weights.Which, model: str | None, data_name: str | None) -> dict[str, Any]:
+    """What the user's own network is made for, where a published file does not record it: that of the data."""
+    if model is None or data_name is None or models.built_in(model) or "model" in weights.facts(path, which=which):
+        return {}
+    images = data.load(data_name)
+    return {"num_classes": images.num_classes, "channels": images.channels, "size": images.size}
+
+
 def _for_testing(path: Path, images: Dataset, *, elsewhere: bool) -> Dataset:
     """The images to test on: all but the training images, where the data set has no test images of its own."""
     try:
         run = run_folder.open_run(path)
     except UserError:  # not a run, or its configuration cannot be read
         return images
-    if not run.images or run.images == images.fingerprint:
+    trained_on = run.images.partition("+")[0]  # without its extra images
+    if not trained_on or trained_on == images.fingerprint:
         return images
     if not elsewhere:
         print(
@@ -278,7 +316,7 @@ def _for_testing(path: Path, images: Dataset, *, elsewhere: bool) -> Dataset:
         own = data.load(run.config.data)
     except UserError:
         return images  # the training images are unknown
-    return data.whole(images, without=own.train) if own.fingerprint == run.images else images
+    return data.whole(images, without=data.in_memory(own.train)) if own.fingerprint == trained_on else images
 
 
 def _where_now(path: Path) -> str | None:
@@ -303,10 +341,11 @@ def note_classes(y: Tensor, n: int) -> None:
 def _note_unfinished(path: Path) -> None:
     """Print a note where the run has not finished training."""
     with suppress(UserError):  # not a run, or its configuration cannot be read: the weights may be good
-        epochs = run_folder.open_run(path).config.epochs
+        config = run_folder.open_run(path).config
+        epochs = config.epochs
         done = read_facts(path / run_folder.LAST).get("epoch", 0)
         if done < epochs:
-            again = shlex.join(["sparring", "train", "--out", str(path), "--resume"])
+            again = shlex.join(["sparring", "train", "--out", str(path), "--resume", *named_again(config.model)])
             print(f"note: {path} has trained {done} of {epochs} epochs. To finish it: {again}")
 
 
@@ -377,6 +416,7 @@ def _name(asked: Options) -> str:
     """A file name that distinguishes evaluations: the protocols, and every option that is not at its default."""
     parts = ["+".join(asked.protocol)]
     parts += [data_word(asked.data)] if asked.data is not None else []
+    parts += [asked.norm] if asked.norm not in (None, "linf") else []
     parts += [f"eps{schedules.spell(asked.eps)}"] if asked.eps is not None else []
     for name, values in (("mean", asked.mean), ("std", asked.std)):
         parts += [name + "_".join(map(schedules.spell, values))] if values else []
@@ -385,6 +425,18 @@ def _name(asked: Options) -> str:
         if value != Options.__dataclass_fields__[name].default:
             parts.append(f"{value}" if isinstance(value, str) else f"{name}{value}")
     return "-".join(parts)
+
+
+def _command(asked: Options) -> str:
+    """The command that repeats the evaluation of MODEL: every option that decides what is measured."""
+    words = ["sparring", "evaluate", "MODEL", "--protocol", *asked.protocol]
+    if asked.data is not None:
+        words += ["--data", asked.data if ":" not in asked.data else f"{asked.data.partition(':')[0]}:PATH"]
+    for name in ("eps", "limit", "seeds", "seed", "restarts", "precision"):
+        value = getattr(asked, name)
+        if value != Options.__dataclass_fields__[name].default:
+            words += [f"--{name}", schedules.spell(value) if isinstance(value, float) else str(value)]
+    return shlex.join(words)
 
 
 def data_word(data: str) -> str:

@@ -11,6 +11,7 @@ from rich.table import Table
 from sparring.cli.console import Screen
 from sparring.paper.collect import Collected, table_rows
 from sparring.paper.findings import findings
+from sparring.paper.leaderboard import board
 from sparring.paper.notes import notes
 from sparring.paper.render import draw, listed
 from sparring.paper.specs import Item
@@ -23,6 +24,8 @@ def show(collected: Collected, screen: Screen) -> None:
     """Print an item's table, notes and findings, write its table or figures to files, and print their captions."""
     if collected.item.kind == "table":
         screen.print(_fitting(collected.item, table_rows(collected), screen))
+    if collected.item.kind == "benchmark":
+        screen.print(_lines(collected))
     found = [listed("What we find:", findings(collected))] if collected.found else []
     drawn = draw(collected) if collected.found or collected.begun else {}
     for text in [*notes(collected), *found, *filter(None, dict.fromkeys(drawn.values()))]:
@@ -74,6 +77,19 @@ def _tall(item: Item, rows: Sequence[TableRow]) -> Table:
             if any(numbers):
                 table.add_row(f"  {name}", *numbers)
     return _captioned(table, rows)
+
+
+def _lines(collected: Collected) -> Table:
+    """A benchmark: one line per method, ours in bold."""
+    table, shown = _titled(collected.item), board(collected)
+    table.add_column("")
+    for column in shown.columns:
+        table.add_column(column, justify="right", no_wrap=True)
+    for line in shown.lines:
+        numbers = [line.numbers.get(column, "") for column in shown.columns]
+        name = line.name if line.numbers else f"{line.name} (to do)"
+        table.add_row(name, *numbers, style="bold" if line.ours else "dim")
+    return table
 
 
 def _titled(item: Item) -> Table:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -11,17 +12,22 @@ from typing import Annotated
 import torch
 import tyro
 
-from sparring.cli.arguments import parse
+from sparring.cli.arguments import name_model, parse
 from sparring.errors import UserError
 from sparring.paper import specs
 from sparring.paper.collect import collect
 from sparring.paper.render import exhibit
 from sparring.report.attack_path import AttackPath
-from sparring.report.content import Exhibit, Method
-from sparring.report.gather import hardware, not_evaluations, strips
+from sparring.report.averages import averaged
+from sparring.report.content import Exhibit, Method, Sweep
+from sparring.report.entries import expanded, is_result, run_folders
+from sparring.report.gather import hardware, history_of, not_evaluations, rows_of_file, strips
 from sparring.report.gather import methods as rows_of
-from sparring.report.labels import labels
+from sparring.report.identity import settings_of, to_show
+from sparring.report.labels import labels, without_seed
+from sparring.report.method_charts import sweep_drawings
 from sparring.report.page import write_page
+from sparring.report.settings import by_seed, cell, common, differing, headings
 from sparring.training import run_folder
 
 DESCRIPTION = """Write one HTML page: tables with the paper's numbers, curves, trade-offs, attacks step by step.
@@ -30,7 +36,8 @@ It loads nothing from the network, and works on a phone and in print.
 Examples:
   sparring report
   sparring report results/table1 results/fig-tau
-  sparring report runs/first runs/second --out compare.html"""
+  sparring report runs/first runs/second --out compare.html
+  sparring report mine.json runs/first"""
 
 
 @dataclass(frozen=True)
@@ -38,11 +45,14 @@ class Options:
     """What goes on the page."""
 
     paths: Annotated[tuple[Path, ...], tyro.conf.Positional] = (Path("results"),)
-    """Run folders or a folder of them, folders of results (results/table1), or the folder of all results."""
+    """Run folders or a folder of them, patterns in quotes ('runs/fat-*'), results of a model (files of `result.save`),
+    folders of the paper's results (results/table1), or the folder of all of them."""
     out: Path = Path("report.html")
     """File of the page."""
     title: str | None = None
     """Heading of the page."""
+    model: str | None = None
+    """The network of runs whose network is your own: package.module:make."""
     strips: Annotated[int, tyro.conf.arg(aliases=("--walks",))] = 2
     """Number of images whose attack is shown step by step; 0 for none. The model is that of the most robust run on
     validation images (PGD-10, last epoch) that has suitable images."""
@@ -51,22 +61,31 @@ class Options:
 def run(argv: list[str]) -> int:
     """The command."""
     options = parse(Options, argv, prog="sparring report", description=DESCRIPTION)
+    name_model(options.model)
     if options.strips < 0:
         raise UserError(f"--strips must be at least 0, got {options.strips}. Write 0 for none.")
     if options.out.is_dir():
         raise UserError(f"{options.out} is a folder. Name a file: --out {options.out / 'report.html'}.")
-    found = {path: _run_folders(path) for path in options.paths}
+    given = expanded(options.paths)
+    results = [path for path in given if is_result(path)]
+    found = {path: run_folders(path) for path in given if path not in results}
     folders = list({folder.resolve(): folder for each in found.values() for folder in each}.values())
     exhibits = [one for path, each in found.items() if not each for one in _exhibits(path)]
+    foreign = [row for path, name in _stems(results).items() for row in rows_of_file(path, name)]
     damaged = {folder: why for folder in folders if (why := _damage(folder))}
     young = [folder for folder in folders if folder not in damaged and not run_folder.read_metrics(folder)]
     ready = [folder for folder in folders if folder not in damaged and folder not in young]
-    if not ready and not exhibits:
+    if not ready and not exhibits and not foreign:
         if damaged:
             raise UserError(next(iter(damaged.values())))
         ready = young  # the first of them raises the error
-    names = labels({folder: run_folder.open_run(folder).config for folder in ready})
-    methods = [row for folder, name in names.items() for row in rows_of(folder, name)]
+    groups = _groups(ready)
+    names = {
+        folder: name if len(group) == 1 else f"{name}, seed {seed}"
+        for name, group in groups.items()
+        for folder, seed in group.items()
+    }
+    methods = [row for name, group in groups.items() for row in _averaged(name, group)] + foreign
     left_out = " ".join(
         filter(
             None,
@@ -78,30 +97,31 @@ def run(argv: list[str]) -> int:
         )
     )
     if not methods and not exhibits:
-        given = ", ".join(map(str, options.paths))
+        where = ", ".join(map(str, options.paths))
         raise UserError(
-            f"nothing to report in {given}: no run and no result. Make one: sparring reproduce fig-motivation."
+            f"nothing to report in {where}: no run and no result. Make one: sparring reproduce fig-motivation."
         )
-    shown, strips_note = _strips(names, options.strips)
-    where = run_folder.environment(torch.device("cpu"))
+    shown, strips_note = _strips(names, options.strips, options.model)
+    software = run_folder.environment(torch.device("cpu"))
     facts = {
         "Sources": ", ".join(map(str, options.paths)),
         **({"Hardware": _hardware(names)} if names else {}),
-        "Versions": f"sparring {where['sparring']}, torch {where['torch']}, Python {where['python']} (of the page)",
+        "Versions": "sparring {sparring}, torch {torch}, Python {python} (of the page)".format(**software),
         "Command": shlex.join(["sparring", "report", *argv]),
     }
     if any(name != folder.name for folder, name in names.items()):
         facts["Runs"] = "; ".join(f"{name}: {folder}" for folder, name in names.items())
     write_page(
         options.out,
-        title=options.title or _title(methods, exhibits),
-        lead=_lead(methods, exhibits),
+        title=options.title or _title(methods, exhibits, len(names) + len(results)),
+        lead=_lead(methods, exhibits, len(names), len(results)),
         methods=methods,
         exhibits=exhibits,
         strips=shown,
         strips_note=strips_note,
         facts=facts,
         note=" ".join(filter(None, [left_out, _weak(methods)])),
+        sweep=_sweep(groups, methods),
     )
     if left_out:
         print(left_out)
@@ -109,11 +129,51 @@ def run(argv: list[str]) -> int:
     return 0
 
 
-def _run_folders(path: Path) -> list[Path]:
-    """The folder itself if it is a run, otherwise the runs in it."""
-    if (path / run_folder.CONFIG).is_file():
-        return [path]
-    return sorted(config.parent for config in path.glob(f"*/{run_folder.CONFIG}")) if path.is_dir() else []
+def _groups(folders: Sequence[Path]) -> dict[str, dict[Path, int]]:
+    """Finished runs that differ in their seed alone, together, by name: each folder and its seed. Others are alone."""
+    opened = {folder: run_folder.open_run(folder) for folder in folders}
+    configs = {folder: run.config for folder, run in opened.items()}
+    runs = []
+    for folder, run in opened.items():
+        done = len(run_folder.read_metrics(folder)) >= run.config.epochs
+        runs.append((settings_of(run) if done else {}, folder))
+    found = by_seed(runs)
+    names = labels({group[0]: configs[group[0]] for group in found})
+    said = [without_seed(names[group[0]]) if len(group) > 1 else names[group[0]] for group in found]
+    said = [name if said.count(name) == 1 else names[group[0]] for name, group in zip(said, found, strict=True)]
+    return {name: {each: configs[each].seed for each in group} for name, group in zip(said, found, strict=True)}
+
+
+def _averaged(name: str, group: Mapping[Path, int]) -> list[Method]:
+    """The rows of a group: one per way of measuring, over the seeds that were measured so."""
+    alike: dict[str, dict[int, Method]] = {}
+    for folder, seed in group.items():
+        for row in rows_of(folder, name):
+            alike.setdefault(row.measured, {})[seed] = row
+    return [averaged(list(rows.values()), list(rows)) for rows in alike.values()]
+
+
+def _stems(results: Sequence[Path]) -> dict[Path, str]:
+    """The names of results: their files', with folders where they would be equal."""
+    stems = [path.stem for path in results]
+    return {path: path.stem if stems.count(path.stem) == 1 else str(path.with_suffix("")) for path in results}
+
+
+def _sweep(groups: Mapping[str, Mapping[Path, int]], methods: Sequence[Method]) -> Sweep | None:
+    """What differs between the runs; None for a single one."""
+    whole = [settings_of(run_folder.open_run(next(iter(group)))) for group in groups.values()]
+    settings = dict(zip(groups, to_show(whole), strict=True))
+    if len(settings) < 2:
+        return None
+    columns = headings(differing(list(settings.values())))
+    shared = ", ".join(f"{name} {value}" for name, value in common(list(settings.values())).items() if value != "")
+    rows = [(name, [cell(each, column) for column in columns]) for name, each in settings.items()]
+    drawn = []
+    if len(columns) == 1:
+        ((column, word),) = columns.items()
+        with suppress(ValueError, KeyError):  # a schedule, or a name
+            drawn = sweep_drawings(methods, word, {name: float(each[column]) for name, each in settings.items()})
+    return Sweep(list(columns.values()), rows, shared, drawn)
 
 
 def _exhibits(path: Path) -> list[Exhibit]:
@@ -158,7 +218,7 @@ def _damage(folder: Path) -> str:
     """The error in a run's own files; '' if they can be read."""
     try:
         run_folder.open_run(folder)
-        run_folder.whole_history(folder)
+        history_of(folder)
         run_folder.read_environment(folder)
     except UserError as error:
         return str(error)
@@ -170,7 +230,7 @@ def _left_out(why: str, paths: list[Path]) -> str:
     return f"Left out ({why}): {', '.join(map(str, paths))}." if paths else ""
 
 
-def _strips(names: Mapping[Path, str], count: int) -> tuple[list[AttackPath], str]:
+def _strips(names: Mapping[Path, str], count: int, model: str | None = None) -> tuple[list[AttackPath], str]:
     """Strips of the most robust run that has suitable images, and a sentence: which run it is, or why there are none.
 
     Robustness is that on validation images: every run has it, measured by the same attack.
@@ -180,7 +240,7 @@ def _strips(names: Mapping[Path, str], count: int) -> tuple[list[AttackPath], st
     why_not = []
     for folder in sorted(names, key=_robust, reverse=True):
         try:
-            paths = strips(folder, count)
+            paths = strips(folder, count, model)
         except UserError as error:  # for example, its data are missing
             why_not.append(str(error))
             continue
@@ -206,11 +266,12 @@ def _hardware(names: Mapping[Path, str]) -> str:
     return ". ".join(f"{', '.join(each)}: {where}" for where, each in found.items())
 
 
-def _title(methods: list[Method], exhibits: list[Exhibit]) -> str:
+def _title(methods: list[Method], exhibits: list[Exhibit], count: int) -> str:
     if exhibits:
         return "Friendly adversarial training: the paper's numbers and ours"
     names = _names(methods)
-    return f"{len(names)} runs compared" if len(names) > 1 else names[0]
+    what = "runs" if all(method.history for method in methods) else "models"
+    return f"{count} {what} compared" if len(names) > 1 else names[0]
 
 
 def _names(methods: list[Method]) -> list[str]:
@@ -218,14 +279,18 @@ def _names(methods: list[Method]) -> list[str]:
     return list(dict.fromkeys(method.name for method in methods))
 
 
-def _lead(methods: list[Method], exhibits: list[Exhibit]) -> str:
+def _lead(methods: list[Method], exhibits: list[Exhibit], runs: int, results: int) -> str:
     parts = []
     if methods:
-        names = _names(methods)
-        parts.append(f"{len(names)} run{'s' if len(names) > 1 else ''}: {', '.join(names)}.")
+        counted = [f"{n} {word}{'s' if n > 1 else ''}" for n, word in ((runs, "run"), (results, "result")) if n]
+        parts.append(f"{' and '.join(counted)}: {', '.join(_names(methods))}.")
     if exhibits:
+        items = [one.where for one in exhibits if not one.board]
+        others = [one.where for one in exhibits if one.board]
+        parts += [f"From the paper: {', '.join(items)}."] if items else []
+        parts += [f"By the protocols of others: {', '.join(others)}."] if others else []
         parts.append(
-            f"From the paper: {', '.join(one.where for one in exhibits)}. Our numbers were measured "
-            "by this package; images, seeds and hardware are stated beside them. The paper's numbers are as published."
+            "Our numbers were measured by this package; images, seeds and hardware are stated beside them. "
+            f"{'The paper’s' if items else 'Published'} numbers are as published."
         )
     return " ".join(parts)

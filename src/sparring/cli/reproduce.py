@@ -19,8 +19,8 @@ from sparring.cli.console import Screen, let_go
 from sparring.cli.evaluate import make_folder
 from sparring.cli.paper_item import show
 from sparring.cli.paper_listing import count, list_items, list_jobs
-from sparring.cli.progress import TrainingBar
-from sparring.cli.signals import breakable, stopped, stopping
+from sparring.cli.progress import command_bar
+from sparring.cli.signals import breakable, stopped
 from sparring.data import describe
 from sparring.errors import RunFailed, UserError
 from sparring.evaluation.protocols import find as find_protocol
@@ -33,6 +33,7 @@ from sparring.seeds import check_seed
 from sparring.training.checkpoint import write_text
 from sparring.training.gpu_sharing import run_together
 from sparring.training.loop import pick_device
+from sparring.training.signals import stopping
 
 DESCRIPTION = """Reproduce a table or figure of the paper, beside the paper's own numbers. Finished runs are reused,
 interrupted ones resume. Without an item: list the items, their cost on one H200, and what is measured.
@@ -43,6 +44,7 @@ Examples:
   sparring reproduce table1 --scale lite
   sparring reproduce table1 --rows 'fat-*' --seeds 0 1 2 --max-minutes 8.5
   sparring reproduce fig-tau --scale full --rows 'small_cnn-*' --at-once 11
+  sparring reproduce fastat --scale full --rows fat madry
   sparring reproduce table1 --draw
   sparring reproduce --draw"""
 
@@ -55,7 +57,7 @@ class Options:
     """What to reproduce, how much of it, and where."""
 
     item: Annotated[str | None, tyro.conf.Positional] = None
-    """table1 ... table4, fig-tau, fig-bps, fig-eps, ...; without it, list them all."""
+    """table1 ... table4, fig-tau, fig-bps, fig-eps, ..., or fastat, a public benchmark; without it, list them all."""
     scale: Literal["lite", "full"] = "lite"
     """full: the paper's networks, epochs and seeds. lite: a shorter schedule that keeps the comparison."""
     rows: tuple[str, ...] = ()
@@ -252,7 +254,7 @@ def _work(jobs: Sequence[Job], options: Options, device: torch.device, screen: S
                 device,
                 stop=lambda: stop() or time.monotonic() > until,
                 breakable=lambda: breakable(until),
-                tracker=lambda job: TrainingBar(screen, title=_title(job, options)),
+                tracker=lambda job: command_bar(screen, title=_title(job, options)),
                 log=log,
                 progress=True,
             )

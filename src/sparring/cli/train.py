@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, make_dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-import torch
 import tyro
 
-from sparring import models, recipes, schedules
-from sparring.cli.arguments import parse
+from sparring import recipes, schedules, weights
+from sparring.cli.arguments import name_model, named_again, parse
 from sparring.cli.console import let_go
-from sparring.cli.progress import TrainingBar
+from sparring.cli.progress import command_bar
 from sparring.cli.recipes import PROTOCOLS
-from sparring.cli.signals import stopped, stopping
+from sparring.cli.signals import stopped
 from sparring.data import Dataset, load
 from sparring.engine import EngineKind
 from sparring.errors import RunFailed, UserError, unknown
 from sparring.objectives import OBJECTIVES, Objective
 from sparring.training import run_folder
-from sparring.training.checkpoint import read_facts
-from sparring.training.config import Config, with_objective
+from sparring.training.advice import notes
+from sparring.training.config import Config, flat_written, spelled, with_objective
 from sparring.training.loop import Interrupted, pick_device, train
+from sparring.training.resume import finished
+from sparring.training.signals import stopping
 
 DESCRIPTION = """Train a model by a recipe; any part of the recipe can be replaced.
 
@@ -34,9 +36,13 @@ Examples:
   sparring train fat-digits
   sparring train fat-cifar10-resnet18 --epochs 30 --attack.eps 8/255 --seed 3
   sparring train fat-cifar10-resnet18 --data folder:my-images --validation 100 --epochs 30
+  sparring train fat-digits --model my_net:make
+  sparring train fat-digits --init runs/fat-digits-seed0 --out runs/tuned
   sparring train --out runs/fat-digits-seed0 --resume
+  sparring train --out runs/fat-digits-seed0 --resume --epochs 60
 
 Recipes: sparring recipes"""
+_LONGEST = 80  # letters of what differs from the recipe, in the name of a run folder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +51,7 @@ class Options:
 
     config: Annotated[Config, tyro.conf.arg(name="")]
     out: Path | None = None
-    """Run folder; runs/RECIPE-seedN unless given."""
+    """Run folder; runs/RECIPE-seedN unless given, with what differs from the recipe: runs/RECIPE-tau3-epochs5-seedN."""
     resume: bool = False
     """Continue the run in the folder, if it holds one."""
     overwrite: bool = False
@@ -56,11 +62,19 @@ class Options:
     """auto takes captured graphs and bf16 where CUDA is; plain is the reference."""
     tensorboard: bool = True
     """Write TensorBoard events into the run folder."""
+    track: tyro.conf.UseAppendAction[tuple[tuple[Literal["csv", "tensorboard", "wandb", "trackio"], ...], ...]] = ()
+    """Where else the metrics of every epoch go: csv (metrics.csv in the run folder), tensorboard, wandb, trackio."""
+
+    @property
+    def trackers(self) -> list[str]:
+        """Their names: --track a b, --track a --track b."""
+        return [name for names in self.track for name in names]
 
 
 def run(argv: list[str]) -> int:
     """The command."""
     recipe, options = _options(argv)
+    name_model(_value_of("--model", argv))
     wanted = options.config
     folder = options.out or _folder(recipe, wanted)
     device = pick_device(options.device)
@@ -72,10 +86,10 @@ def run(argv: list[str]) -> int:
             f"{wanted.objective.name} on {data.name} ({len(data.train)} training and {len(data.test)} test images, "
             f"{data.num_classes} classes) -> {folder}"
         )
-        if options.resume and _finished(folder, wanted):
+        if options.resume and finished(folder, wanted):
             print(f"already finished: {wanted.epochs} of {wanted.epochs} epochs.")
         else:
-            for note in (*_of_ones_own(data, wanted.data), *_notes(wanted, data, device)):
+            for note in (*_of_ones_own(data, wanted.data), *notes(wanted, data, device)):
                 print(f"note: {note}")
         with stopping() as stop:
             train(
@@ -85,8 +99,11 @@ def run(argv: list[str]) -> int:
                 resume=options.resume,
                 overwrite=options.overwrite,
                 device=device,
+                initial=weights.initial,
+                renewed=_given(argv),
+                say=lambda line: print(f"note: {line}"),
                 data=data,
-                tracker=TrainingBar(),
+                tracker=[*options.trackers, command_bar()],
                 stop=stop,
                 tensorboard=options.tensorboard,
                 engine=options.engine,
@@ -124,50 +141,42 @@ def _of_ones_own(data: Dataset, spec: str) -> list[str]:
     return [f"{data.note}."] if spec.startswith(("folder:", "npz:")) else []
 
 
-def _finished(folder: Path, wanted: Config) -> bool:
-    """Whether the folder holds this run, finished."""
-    done = read_facts(folder / run_folder.LAST).get("epoch", 0)
-    return done >= wanted.epochs and run_folder.open_run(folder).config == wanted
-
-
 def _folder(recipe: str, wanted: Config) -> Path:
-    """runs/RECIPE-seedN; with other data than the recipe's, their name is in it too."""
+    """runs/RECIPE-seedN, with what differs from the recipe in it: runs/fat-digits-tau3-epochs5-seed0."""
     known = recipes.RECIPES.get(recipe)
-    other = ""
-    if known is not None and wanted.data != known.config.data:
-        other = f"-{Path(wanted.data.partition('?')[0].rpartition(':')[2]).stem}"
-    return Path("runs") / f"{recipe or 'run'}{other}-seed{wanted.seed}"
+    changed = "" if known is None else "".join(f"-{word}" for word in _overrides(known.config, wanted))
+    if len(changed) > _LONGEST:
+        changed = f"{changed[: _LONGEST - 9]}-{hashlib.sha256(changed.encode()).hexdigest()[:8]}"
+    return Path("runs") / f"{recipe or 'run'}{changed}-seed{wanted.seed}"
 
 
-def _notes(config: Config, data: Dataset, device: torch.device) -> Iterator[str]:
-    """Settings that are allowed but probably not intended."""
-    eps = config.objective.radius
-    yield from config.objective.advice(config.epochs)
-    if eps and not 0.49 * eps < config.validation_eps < 2.01 * eps:  # the paper trains at 16/255, measures at 8/255
-        yield (
-            f"validation and the best epoch are judged at eps {config.validation_eps:.3g}, training is at {eps:.3g}; "
-            "another: --validation-eps."
-        )
-    if late := schedules.start_after(config.lr, config.epochs):
-        yield f"--lr {config.lr}: @{late} lies after the last epoch ({config.epochs})."
-    days = _days_on_a_cpu(config, data)
-    if device.type == "cpu" and days > 1:
-        yield f"on a CPU this takes about {days:,.0f} days. Use a GPU, fewer --epochs, or a smaller --model."
-
-
-def _days_on_a_cpu(config: Config, data: Dataset) -> float:
-    """A rough estimate: an input gradient costs two forward passes, an update three."""
-    forward = models.seconds_on_a_cpu(config.model, data.channels, data.size, data.num_classes)
-    return config.epochs * len(data.train) * forward * (2 * config.objective.most_backprops + 3) / 86400
+def _overrides(base: Config, wanted: Config) -> Iterator[str]:
+    """What a run changes in its recipe, in words fit for a file's name; the objective and its parameters come first."""
+    if wanted.objective.name != base.objective.name:
+        yield wanted.objective.name
+    before, after = flat_written(with_objective(base, wanted.objective.name)), flat_written(wanted)
+    for name in sorted(after, key=lambda name: not name.startswith("attack.")):
+        value = after[name]
+        if name in ("seed", "objective") or before.get(name) == value:
+            continue
+        word = name.removeprefix("attack.")
+        if name == "data":
+            yield Path(str(value).partition("?")[0].rpartition(":")[2]).stem
+        elif isinstance(value, bool):
+            yield word if value else f"no-{word}"
+        else:
+            said = spelled(value).replace("/", "_")
+            yield re.sub(r"[^\w.,@%=+-]+", "-", f"{word}-{said}" if said[:1].isalpha() else word + said)
 
 
 def _again(folder: Path, options: Options) -> str:
     """The command that continues a run on the same device and engine."""
-    words = ["sparring", "train", "--out", str(folder), "--resume"]
+    words = ["sparring", "train", "--out", str(folder), "--resume", *named_again(options.config.model)]
     for name in ("device", "engine"):  # the folder does not keep these
         value = getattr(options, name)
         words += [f"--{name}", value] if value != "auto" else []
-    return shlex.join([*words, *([] if options.tensorboard else ["--no-tensorboard"])])
+    words += [] if options.tensorboard else ["--no-tensorboard"]
+    return shlex.join([*words, *(["--track", *options.trackers] if options.trackers else [])])
 
 
 def _options(argv: list[str]) -> tuple[str, Options]:
@@ -194,6 +203,12 @@ def _options(argv: list[str]) -> tuple[str, Options]:
     given = parse(made, rest, prog=prog, description=DESCRIPTION, default=made(config=base, attack=base.objective))
     own = {field.name: getattr(given, field.name) for field in fields(Options)}
     options = Options(**own | {"config": replace(given.config, objective=given.attack)})
+    has_eps = any(re.match(r"--attack\.eps(=|$)", word) for word in rest)
+    if given.attack.norm != base.objective.norm and not has_eps:
+        raise UserError(
+            f"the radius {base.objective.radius:.4g} of {recipe} is one in {base.objective.norm}. Give one for "
+            f"{given.attack.norm}: --attack.eps {0.5 if given.attack.norm == 'l2' else '8/255'}."
+        )
     if options.resume and options.overwrite:
         raise UserError("--resume continues a run and --overwrite replaces it. Give one of them.")
     return recipe, options
@@ -237,6 +252,11 @@ def _to_resume(argv: list[str]) -> run_folder.RunFolder:
     raise UserError("which recipe? Write for example: sparring train fat-digits. All: sparring recipes.")
 
 
+def _given(argv: list[str]) -> set[str]:
+    """The names of the flags on a command line: lr, attack.tau."""
+    return {word[2:].partition("=")[0].replace("-", "_") for word in argv if word.startswith("--")}
+
+
 def _value_of(flag: str, argv: list[str]) -> str | None:
     value = None  # the last one counts, as with all other options
     for word, following in itertools.pairwise([*argv, ""]):
@@ -258,10 +278,9 @@ def _summary(folder: Path) -> None:
             f"{record['natural']:.1%}, PGD-10 {record['pgd10']:.1%}  ({file}{'' if file.is_file() else ': missing'})"
         )
     eps = run.config.objective.radius
-    radius = (
-        [] if not eps or abs(eps - 8 / 255) < 1e-3 else ["--eps", schedules.spell(eps)]
-    )  # the paper's protocols have 8/255
-    words = ["sparring", "evaluate", str(folder), *_expected_by(run), *radius]
+    usual = run.config.objective.norm == "linf" and abs(eps - 8 / 255) < 1e-3  # the paper's protocols have 8/255
+    radius = [] if not eps or usual else ["--eps", schedules.spell(eps)]
+    words = ["sparring", "evaluate", str(folder), *named_again(run.config.model), *_expected_by(run), *radius]
     print(f"Now measure it on test data: {shlex.join(words)}")
 
 

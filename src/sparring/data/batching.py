@@ -1,29 +1,67 @@
-"""Batches of images that are already on the device: index, augment in uint8, then convert to float32 in [0, 1].
+"""Batches of images: index, augment on the device, then convert to float32 in [0, 1].
 
 Randomness is stateless: order and augmentation depend on (seed, epoch) alone and are drawn once per epoch, so batch k
-is the same whether the epoch started at batch 0 or was resumed at batch k, and the same on CPU and CUDA. Must not know
-where images come from or what a batch is used for.
+is the same whether the epoch started at batch 0 or was resumed at batch k, the same on CPU and CUDA, and the same
+whether the images are on the device or streamed to it. Must not know where images come from or what a batch is for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from sparring.data import augment as augmentation
-from sparring.data.dataset import Split
+from sparring.data import augment as moving
+from sparring.data import policy
+from sparring.data.dataset import Split, as_pixels
+from sparring.data.loader import Passing
+from sparring.data.policy import Draws, Policy
+from sparring.data.stream import Rows
 from sparring.errors import UserError
 from sparring.seeds import generator
 
-_ORDER, _MOVES = 0x04DE4, 0x0A46  # purposes of the draws
+_ORDER, _EXTRA = 0x04DE4, 0x0E847  # purposes of the draws
 _AT_ONCE = 2**23  # bytes of batches that are augmented in one launch on a GPU
+
+
+class Batch(NamedTuple):
+    """Images in [0, 1] and their labels; where images are mixed, also the class mixed in and the share of y."""
+
+    x: Tensor
+    y: Tensor  # int64: of a mixed image, the class of its larger part
+    other: Tensor | None = None  # int64
+    share: Tensor | None = None  # float32
+
+
+@dataclass(frozen=True, eq=False)
+class Mixture:
+    """Training images followed by extra images, from which `fraction` of every batch is taken.
+
+    An epoch has as many steps as it has without the extra images: its length is the number of training images.
+    """
+
+    images: Split | Rows  # both, one after the other
+    own: int  # of these, training images
+    fraction: float
+
+    def __len__(self) -> int:
+        return self.own
+
+
+Training = Split | Rows | Mixture | Passing
 
 
 def count_batches(images: int, batch_size: int, *, drop_last: bool = False) -> int:
     """The number of batches in an epoch of `images` images."""
     return images // batch_size if drop_last else -(-images // batch_size)
+
+
+def count_steps(training: Training, batch_size: int) -> int:
+    """The number of steps of an epoch: the loader's batches where they are used as they come."""
+    return training.batches if isinstance(training, Passing) else count_batches(len(training), batch_size)
 
 
 def batches(
@@ -38,42 +76,124 @@ def batches(
     drop_last: bool = False,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield (x, y) from batch `start` on; without a seed in order and unaugmented. Arguments are checked at once."""
+    parts = _parts(len(split), batch_size, augment=augment, pad=pad, start=start, drop_last=drop_last)
+    if policy.mixes_labels(augment):
+        raise UserError(f"augment={augment!r} mixes labels, and (x, y) has one each. Use training_batches.")
+    if seed is None:
+        if augment != "none":
+            raise UserError(f"augment={augment!r} draws at random and needs a seed. Pass seed=0, or augment='none'.")
+        return ((as_pixels(split.x[part]), split.y[part]) for part in parts)
+    shuffled = _shuffled(split, _order(len(split), seed, epoch), parts, augment, seed=seed, epoch=epoch, pad=pad)
+    return ((x, y) for x, y, _, _ in shuffled)
+
+
+def training_batches(
+    training: Training, batch_size: int, *, seed: int, epoch: int, augment: str = "none", start: int = 0
+) -> Iterator[Batch]:
+    """Yield the batches of an epoch on the device, from batch `start` on. Arguments are checked at once."""
+    if isinstance(training, Passing):
+        chosen = policy.parse(augment)
+        if start:
+            raise cannot_seek()
+        return _as_they_come(training, chosen, seed=seed, epoch=epoch)
+    parts = _parts(len(training), batch_size, augment=augment, pad=0, start=start)
+    if isinstance(training, Mixture):
+        every = _parts(len(training), batch_size, augment=augment, pad=0, start=0)
+        order = _mixed_order(training, every, seed=seed, epoch=epoch)
+        return _shuffled(training.images, order, parts, augment, seed=seed, epoch=epoch)
+    return _shuffled(training, _order(len(training), seed, epoch), parts, augment, seed=seed, epoch=epoch)
+
+
+def cannot_seek() -> UserError:
+    """The error for entering the middle of an epoch of batches that only pass by."""
+    return UserError(
+        "this run stopped in the middle of an epoch, and the loader's batches come one after the other: it cannot "
+        "start there. Give a map-style Dataset, or start the run again with overwrite=True."
+    )
+
+
+def _parts(images: int, batch_size: int, *, augment: str, pad: int, start: int, drop_last: bool = False) -> list[slice]:
+    """The places of every batch from `start` on; arguments are checked."""
     if batch_size < 1:
         raise UserError(f"batch_size must be 1 or more, got {batch_size}. The paper uses 128.")
-    augmentation.check(augment, pad)
-    if seed is None and augment != "none":
-        raise UserError(f"augment={augment!r} draws at random and needs a seed. Pass seed=0, or augment='none'.")
-    total = count_batches(len(split), batch_size, drop_last=drop_last)
+    policy.parse(augment)
+    moving.check("none", pad)
+    total = count_batches(images, batch_size, drop_last=drop_last)
     if not 0 <= start <= total:
         raise UserError(f"start must lie between 0 and the epoch's {total} batches, got {start}.")
-    parts = [slice(i * batch_size, min((i + 1) * batch_size, len(split))) for i in range(start, total)]
-    if seed is None:
-        return (_finish(split.x[part], split.y[part]) for part in parts)
-    return _shuffled(split, parts, seed=seed, epoch=epoch, augment=augment, pad=pad)
+    return [slice(i * batch_size, min((i + 1) * batch_size, images)) for i in range(start, total)]
+
+
+def _order(images: int, seed: int, epoch: int) -> Tensor:
+    return torch.randperm(images, generator=generator("cpu", seed, epoch, _ORDER))
+
+
+def _mixed_order(mixture: Mixture, parts: list[slice], *, seed: int, epoch: int) -> Tensor:
+    """For every place of an epoch a row: in each batch first training images, then extra ones.
+
+    Both are taken in a random order of the epoch; one that is used up starts again.
+    """
+    extra = len(mixture.images) - mixture.own
+    own_order = _order(mixture.own, seed, epoch)
+    extra_order = mixture.own + torch.randperm(extra, generator=generator("cpu", seed, epoch, _EXTRA))
+    order: list[Tensor] = []
+    used = taken = 0
+    for part in parts:
+        size = part.stop - part.start
+        more = round(size * mixture.fraction)
+        order += [own_order[torch.arange(used, used + size - more) % mixture.own]]
+        order += [extra_order[torch.arange(taken, taken + more) % extra]]
+        used, taken = used + size - more, taken + more
+    return torch.cat(order)
 
 
 def _shuffled(
-    split: Split, parts: list[slice], *, seed: int, epoch: int, augment: str, pad: int
-) -> Iterator[tuple[Tensor, Tensor]]:
-    device = split.x.device
-    order = torch.randperm(len(split), generator=generator("cpu", seed, epoch, _ORDER)).to(device)
-    drawn = generator("cpu", seed, epoch, _MOVES)
-    moves = augmentation.draw(len(split), augment=augment, pad=pad, generator=drawn).to(device)
-    at_once = _batches_at_once(split.x[parts[0]]) if parts else 1
-    for first in range(0, len(parts), at_once):
-        several = parts[first : first + at_once]
-        here = slice(several[0].start, several[-1].stop)
-        x, y = split.x[order[here]], split.y[order[here]]
-        x = x if augment == "none" else augmentation.apply(x, moves[here])
-        for part in several:
-            of = slice(part.start - here.start, part.stop - here.start)
-            yield _finish(x[of], y[of])
+    images: Split | Rows,
+    order: Tensor,
+    parts: list[slice],
+    augment: str,
+    *,
+    seed: int,
+    epoch: int,
+    pad: int = 4,
+) -> Iterator[Batch]:
+    device = images.x.device if isinstance(images, Split) else images.device
+    draws = policy.draw(policy.parse(augment), len(order), images.shape[1:], seed=seed, epoch=epoch, pad=pad).to(device)
+    y = images.y.to(device)[order.to(device)]
+    at_once = _batches_at_once(_bytes(images, parts[0]), device) if parts else 1
+    groups = [parts[first : first + at_once] for first in range(0, len(parts), at_once)]
+    wholes = [slice(group[0].start, group[-1].stop) for group in groups]
+    if isinstance(images, Split):
+        on_device, there = images.x, order.to(device)
+        chunks: Iterator[Tensor] = (on_device[there[whole]] for whole in wholes)
+    else:
+        chunks = images.chunks([order[whole] for whole in wholes], seed=seed, epoch=epoch)
+    for group, whole, x in zip(groups, wholes, chunks, strict=True):
+        x = draws.apply(x, whole)
+        for part in group:
+            yield _finish(x[part.start - whole.start : part.stop - whole.start], y[part], draws, part)
 
 
-def _batches_at_once(batch: Tensor) -> int:
-    """The number of batches to augment together: on a GPU the launches for one batch cost more than the work."""
-    return 1 if batch.device.type == "cpu" else max(1, _AT_ONCE // max(1, batch.nbytes))
+def _as_they_come(training: Passing, chosen: Policy, *, seed: int, epoch: int) -> Iterator[Batch]:
+    most = training.batches * training.largest
+    draws = policy.draw(chosen, most, training.shape[1:], seed=seed, epoch=epoch).to(training.device)
+    place = 0
+    for x, y in training.epoch(seed=seed, epoch=epoch):
+        part = slice(place, place + len(x))
+        place += len(x)
+        yield _finish(draws.apply(x, part), y, draws, part)
 
 
-def _finish(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    return x.to(torch.float32).div_(255), y
+def _bytes(images: Split | Rows, part: slice) -> int:
+    channels, height, width = images.shape
+    return int(part.stop - part.start) * channels * height * width
+
+
+def _batches_at_once(size: int, device: torch.device) -> int:
+    """The number of batches of `size` bytes to augment together: on a GPU launches for one cost more than the work."""
+    return 1 if device.type == "cpu" else max(1, _AT_ONCE // max(1, size))
+
+
+def _finish(x: Tensor, y: Tensor, draws: Draws, part: slice) -> Batch:
+    x, y, other, share = draws.mix(x, y, part)
+    return Batch(as_pixels(x), y, other, share)

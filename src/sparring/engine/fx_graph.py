@@ -23,6 +23,12 @@ class Tracer(fx.Tracer):
         return super().is_leaf_module(m, module_qualified_name) or not any(True for _ in m.parameters())
 
 
+def hooked(module: nn.Module) -> bool:
+    """Whether it has hooks: they may compute what the forward reads, such as a normalised weight."""
+    kinds = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return any(kinds)
+
+
 def untraceable(error: BaseException) -> str:
     """Why a forward could not be traced, from what the tracer raised."""
     if "control flow" in str(error):

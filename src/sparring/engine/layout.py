@@ -16,3 +16,16 @@ def like(gradient: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
     if gradient.dtype == dtype and all(size == 1 or ours == theirs for size, ours, theirs in sides):
         return gradient
     return torch.empty_like(weight, dtype=dtype).copy_(gradient)
+
+
+def resting(state: dict[str, Tensor], name: str, weight: Tensor) -> Tensor:
+    """An optimiser's tensor of a weight, with its strides, in a place where it stays: zeros, or what `state` has.
+
+    A checkpoint's has other strides where the weight is channels_last.
+    """
+    made = torch.zeros_like(weight, requires_grad=False)
+    before = state.get(name)
+    if before is not None:
+        made.copy_(before)
+    state[name] = made
+    return made

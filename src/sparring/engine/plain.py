@@ -10,8 +10,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from sparring.engine.layout import like
 from sparring.engine.update.awp import gradients
-from sparring.engine.update.sgd import finite
+from sparring.engine.update.norm import checked, ratios
 from sparring.engine.update.step import BatchLoss, Exchange, alone
 
 
@@ -25,16 +26,19 @@ class PlainUpdate:
         loss: BatchLoss,
         after: Callable[[], None] = lambda: None,
         exchange: Exchange = alone,
+        clip: float = 0.0,
     ) -> None:
-        """`after` runs behind every step that was taken."""
+        """`after` runs behind every step that was taken; `clip` is the largest global norm of a gradient, 0: none."""
         self.model, self.optimizer, self.loss, self.after, self.exchange = model, optimizer, loss, after, exchange
         self.parameters: list[Tensor] = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self.bad = False
+        self.clip, self.ratios, self.bad = clip, ratios(optimizer), False
+        # Torch's fused rules read weights and gradients as flat memory.
+        self.flat = any(group.get("fused") for group in optimizer.param_groups)
 
     def __call__(self, x: Tensor, x_adv: Tensor, y: Tensor, lr: float, awp: float = 0.0) -> Tensor:
         """Take the step and return the loss, detached."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
+        for group, ratio in zip(self.optimizer.param_groups, self.ratios, strict=True):
+            group["lr"] = lr * ratio
         loss, found = gradients(
             lambda: self.loss(self.model, x, x_adv, y),
             list(self.model.buffers()),
@@ -43,9 +47,10 @@ class PlainUpdate:
             x.new_tensor(awp) if awp else None,
         )
         self.exchange([loss, *found])
+        finite, found = checked(loss, found, self.clip)
         for parameter, gradient in zip(self.parameters, found, strict=True):
-            parameter.grad = gradient
-        self.bad = not bool(finite(loss, found))
+            parameter.grad = like(gradient, parameter, parameter.dtype) if self.flat else gradient
+        self.bad = not bool(finite)
         if not self.bad:
             self.optimizer.step()
             self.after()

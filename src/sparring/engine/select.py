@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from sparring.attacks.checks import Model
+from sparring.attacks.threat import Norm
 from sparring.engine.attack.buckets import bucket_sizes
 from sparring.engine.attack.folded import Folded, NotFolded, fold, fused_mismatch, mismatch
 from sparring.engine.attack.replay import Replayed
@@ -30,7 +31,7 @@ from sparring.engine.plain import PlainUpdate
 from sparring.engine.training_engine import Engine, tuned_sizes
 from sparring.engine.triton import tuning
 from sparring.engine.triton.available import descent_for, kernels_for, norms_for
-from sparring.engine.update.sgd import unsupported
+from sparring.engine.update.descent import unsupported
 from sparring.engine.update.step import BatchLoss, Exchange, FastUpdate, Update, alone
 from sparring.errors import unknown
 
@@ -45,7 +46,7 @@ PARTS = {
     "refresh": "the folded network refreshed in one launch",
     "fused_bn": "batch-norm, addition and ReLU fused in the update (else torch.compile)",
     "wide_channels": "convolutions widened to the channels that cuDNN's fast kernels need",
-    "fused_sgd": "SGD, finite check and bf16 copies in two launches",
+    "fused_sgd": "SGD of one group, finite check and bf16 copies in two launches",
     "compile_ahead": "Triton kernels compiled side by side (start-up only)",
 }
 _PROBE = 8  # images on which fused operations are checked
@@ -65,6 +66,9 @@ def prepare(
     ema: float = 0.0,
     images: Tensor | None = None,
     fixed_sizes: bool = True,
+    soft: bool = False,
+    clip: float = 0.0,
+    norm: Norm = "linf",
     exchange: Exchange = alone,
     without: Collection[str] = (),
     rehearse: bool = True,
@@ -80,6 +84,9 @@ def prepare(
         ema: decay of an average of the weights, moved after every update. 0 for none.
         images: a few training images in [0, 1], on the device, to check the folded network on; else random ones.
         fixed_sizes: whether the attack runs at few batch sizes, as `KTauPGD` does, so that cuDNN may tune each.
+        soft: whether updates come with soft targets, class probabilities; else with class numbers.
+        clip: the largest global norm of an update's gradient; a longer one is scaled down. 0 for none.
+        norm: of the attack; the Triton kernels of a step are made for "linf", so torch's operations run for "l2".
         exchange: makes the loss and the gradients of an update their mean over all processes, in place; in a captured
             graph, where there is one. The attack needs none: each process has its own images.
         without: hand-written parts to leave out, by their names in `PARTS`.
@@ -95,7 +102,7 @@ def prepare(
     average = WeightAverage(model, ema) if ema else None
     if not fast:
         why = "as asked" if kind == "plain" else "captured graphs and bf16 need CUDA"
-        plain = PlainUpdate(model, optimizer, loss, average.move if average else _nothing, exchange)
+        plain = PlainUpdate(model, optimizer, loss, average.move if average else _nothing, exchange, clip)
         return Engine(model, plain, model, head=f"engine: plain, fp32 ({why})", average=average)
 
     if images is None:
@@ -113,12 +120,12 @@ def prepare(
                 average.move()
 
         also = list(average.state().values()) if average else ()
-        update, update_how = _select_update(
-            model, optimizer, loss, numbers, after=after, also=also, exchange=exchange, rehearse=rehearse
-        )
+        given: dict[str, Any] = {"after": after, "also": also, "exchange": exchange, "soft": classes if soft else 0}
+        given |= {"clip": clip}
+        update, update_how = _select_update(model, optimizer, loss, numbers, rehearse=rehearse, **given)
     refresh = _nothing if folded is None else folded.refresh
     refresh()  # the rehearsal of the update has moved the statistics and restored them
-    kernels = kernels_for(device) if "attack_step" not in without else None
+    kernels = kernels_for(device) if "attack_step" not in without and norm == "linf" else None
     runner = None
     if attack.network is not None:
         runner = CapturedAttack(
@@ -287,6 +294,8 @@ def _select_update(
     after: Callable[[], None],
     also: Collection[Tensor],
     exchange: Exchange,
+    soft: int,
+    clip: float,
     rehearse: bool,
 ) -> tuple[Update, str]:
     """The first path of the update that works, and its description."""
@@ -296,9 +305,9 @@ def _select_update(
     kernels = descent_for(run.device) if run.half and "fused_sgd" not in run.without else None
     given: dict[str, Any] = {"batch": run.batch, "shape": run.shape, "device": run.device, "half": run.half}
     given |= {"after": after, "also": list(also), "kernels": kernels, "exchange": exchange, "without": run.without}
+    given |= {"soft": soft, "clip": clip}
     compiled = run.cuda
     while not why:
-        assert isinstance(optimizer, torch.optim.SGD)
         try:
             update = FastUpdate(model, optimizer, loss, norms=norms, compiled=compiled, **given)
         except torch.OutOfMemoryError:
@@ -327,7 +336,7 @@ def _select_update(
         captured = f"uncaptured ({update.not_captured})" if update.not_captured else "captured"
         captured = captured if run.cuda or update.not_captured else "uncaptured (no CUDA)"
         return update, f"{how}{_because(failures)}, {captured}"
-    return PlainUpdate(model, optimizer, loss, after, exchange), f"plain, fp32 ({'; '.join(failures)})"
+    return PlainUpdate(model, optimizer, loss, after, exchange, clip), f"plain, fp32 ({'; '.join(failures)})"
 
 
 def _folded_average(average: WeightAverage | None, folded: Folded | None, run: _Run) -> Folded | None:
@@ -353,7 +362,7 @@ def _in_use(runner: CapturedAttack | None, folded: Folded | None, update: Update
         "refresh": folded is not None and bool(folded.refreshed_at_once and folded.refreshed_at_once[1]),
         "fused_bn": fused is not None,
         "wide_channels": any(getattr(layer, "more", 0) or getattr(layer, "fill", False) for layer in _layers(fused)),
-        "fused_sgd": isinstance(update, FastUpdate) and update.sgd.at_once is not None,
+        "fused_sgd": isinstance(update, FastUpdate) and update.descent.at_once is not None,
         "compile_ahead": cuda and (manual is not None or fused is not None),
     }
     return tuple(name for name in PARTS if in_use[name])

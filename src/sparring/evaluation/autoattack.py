@@ -50,7 +50,7 @@ def run_autoattack(
 
         def work(x: Tensor, y: Tensor, _rows: Tensor, part: str = part) -> Tensor:
             nonlocal retried
-            right, retried = _judge(subject, part, x, y, eps=settings.eps, version=version, seed=seed)
+            right, retried = _judge(subject, part, x, y, settings=settings, version=version, seed=seed)
             return right
 
         began = time.perf_counter()
@@ -68,10 +68,11 @@ def run_autoattack(
 
 
 def _judge(
-    subject: Subject, part: str, x: Tensor, y: Tensor, *, eps: float, version: Version, seed: int
+    subject: Subject, part: str, x: Tensor, y: Tensor, *, settings: Settings, version: Version, seed: int
 ) -> tuple[Tensor, int]:
     """Whether each example withstands this part, and how many had to be attacked again in fp32."""
-    found = attack_part(part, subject.fast, x, y, eps=eps, version=version, seed=seed)
+    how: dict[str, Any] = {"eps": settings.eps, "norm": settings.norm, "version": version, "seed": seed}
+    found = attack_part(part, subject.fast, x, y, **how)
     right = is_correct(subject.model, found.x_adv, y)
     if subject.fast is subject.model and not allows_tf32(x.device):
         return right, 0
@@ -81,7 +82,7 @@ def _judge(
         # Half batches: fp32 needs twice the memory that the batch size was chosen for.
         for piece in torch.split(doubtful, max(1, subject.batch // 2)):
             with exact(x.device):
-                again = attack_part(part, subject.model, x[piece], y[piece], eps=eps, version=version, seed=seed)
+                again = attack_part(part, subject.model, x[piece], y[piece], **how)
             right[piece] = is_correct(subject.model, again.x_adv, y[piece])
     return right, len(doubtful)
 

@@ -12,6 +12,7 @@ import json
 import zipfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -66,7 +67,7 @@ class Store:
         """The ledger of one attack, seed and part: as it was saved, or empty."""
         if self.folder is None:
             return Ledger.empty(self.n)
-        facts = json.dumps([asdict(settings), precision], sort_keys=True)
+        facts = json.dumps([_facts(settings), precision], sort_keys=True)
         digest = hashlib.sha256(facts.encode()).hexdigest()[:12]
         path = self.folder / f"{name.partition('@')[0]}-{digest}-seed{seed}-{part}.npz"
         if not path.exists():
@@ -80,6 +81,11 @@ class Store:
         if judged.shape != (self.n,) or correct.shape != (self.n,):
             raise UserError(f"{path} holds {len(judged)} verdicts, expected {self.n}. Delete it.")
         return Ledger(judged, correct, seconds, path, retried)
+
+
+def _facts(settings: Settings) -> dict[str, Any]:
+    """What names a file; the usual norm does not enter, as in stores that were written without norms."""
+    return {name: value for name, value in asdict(settings).items() if (name, value) != ("norm", "linf")}
 
 
 def open_store(folder: Path | None, model: Model, x: Tensor, y: Tensor) -> Store:

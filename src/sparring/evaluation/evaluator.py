@@ -19,23 +19,27 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from sparring._version import __version__
-from sparring.attacks.checks import Model
+from sparring.attacks.checks import Model, check_model
 from sparring.attacks.eval_mode import eval_mode
+from sparring.attacks.threat import Norm
+from sparring.data import Dataset, as_test_split
 from sparring.engine import on
 from sparring.errors import RunFailed, UserError
 from sparring.evaluation.autoattack import run_autoattack
 from sparring.evaluation.cache import Store, open_store
 from sparring.evaluation.gradient_model import frozen
 from sparring.evaluation.progress import Task, meter
-from sparring.evaluation.protocols import Protocol, Settings, UniqueAttack, find, unique_attacks
+from sparring.evaluation.protocols import Protocol, Settings, UniqueAttack, find, radius_of, unique_attacks
 from sparring.evaluation.result import WORST, AttackResult, Repeat, Result
 from sparring.evaluation.sanity import measure
 from sparring.evaluation.starts import Starts, pgd_from
-from sparring.evaluation.subject import Subject, prepare
+from sparring.evaluation.subject import Subject, check_tensors, prepare
 from sparring.evaluation.verdicts import allows_tf32, is_correct
 from sparring.seeds import check_seed
 from sparring.training.config import Precision
@@ -46,18 +50,19 @@ _DOUBTED = 256  # images that the sanity checks run on
 
 def evaluate(
     model: Model,
-    x: Tensor,
-    y: Tensor,
+    x: Any,
+    y: Any = None,
     protocol: str | Protocol | Sequence[str | Protocol] = "dat",
     *,
     eps: float | None = None,
+    norm: Norm = "linf",
     limit: int | None = None,
     seeds: int = 1,
     seed: int = 0,
     restarts: int | None = None,
     precision: Precision = "fp32",
     batch_size: int | None = None,
-    store: Path | None = None,
+    store: Path | str | None = None,
     doubts: bool = True,
     progress: bool = False,
     compiled: bool = False,
@@ -67,10 +72,15 @@ def evaluate(
 
     Args:
         model: maps pixels in [0, 1] to logits; run in eval mode and left as it was found.
-        x: images, float in [0, 1] or uint8, on any device: batches are moved to the model's.
+        x: images, float in [0, 1] or uint8, a tensor on any device or a numpy array: batches are moved to the model's.
+            Without y: (x, y), a DataLoader, a torch Dataset, a `sparring.data.Dataset` or a data set's name, of which
+            the test images are used.
         y: int64 labels.
-        protocol: a name (dat, trades, trades-random, mart, figure, figure-svhn, tau, quick, autoattack) or several.
+        protocol: a name (dat, trades, trades-random, mart, figure, figure-svhn, tau, fastat, quick, autoattack) or
+            several.
         eps: overrides the radius of every protocol; step sizes given relative to eps scale with it, absolute ones stay.
+        norm: of every attack, "linf" or "l2". In L2 give `eps`: the protocols' own radii are for L-infinity, and all
+            their step sizes scale with it.
         limit: evaluate on the first `limit` images only.
         seeds: repeats of attacks with a random start, with seeds `seed`, `seed` + 1, ...: mean and standard deviation.
             AutoAttack runs once, with the first seed.
@@ -84,7 +94,18 @@ def evaluate(
         about: the caller's own facts to keep in the result, as JSON: where model and data come from.
     """
     protocols = find(protocol)
-    attacks = unique_attacks(protocols, eps=eps, restarts=restarts)
+    attacks = unique_attacks(protocols, eps=eps, restarts=restarts, norm=norm)
+    for name, given in (("limit", limit), ("seeds", seeds), ("restarts", restarts), ("batch_size", batch_size)):
+        if given is not None and type(given) is not int:
+            raise UserError(f"{name} must be a whole number, got {given!r}.")
+    check_model(model)
+    if store is not None and not isinstance(store, str | Path):
+        raise UserError(f"store must be the path of a folder, got {type(store).__name__}. Write 'verdicts'.")
+    if about is not None and not isinstance(about, Mapping):
+        raise UserError(f"about must be a dict of facts to keep, got {type(about).__name__}.")
+    about = _origin(x) | dict(about or {})
+    x, y = _images(x, y, limit)
+    check_tensors(x, y)
     x, y = _cut(x, y, limit=limit, protocols=protocols)
     if seeds < 1:
         raise UserError(f"seeds must be at least 1, got {seeds}.")
@@ -98,23 +119,51 @@ def evaluate(
         subject = prepare(model, x, y, precision=precision, batch_size=batch_size, compiled=compiled)
         held.enter_context(on(subject.device))
         held.enter_context(_own_randomness(subject.device, seed))
-        verdicts = open_store(store, model, x, y)
+        verdicts = open_store(None if store is None else Path(store), model, x, y)
         task = held.enter_context(meter(progress))
-        natural = _natural(subject, verdicts, task)
+        natural = _natural(subject, verdicts, task, norm)
         records = {natural.name: natural}
         for attack in attacks:
             run = _autoattack if attack.settings.loss == "autoattack" else _pgd
             seeds_here = range(seed, seed + (seeds if attack.settings.random else 1))
             records[attack.name] = run(subject, attack, natural.correct, seeds_here, verdicts, task)
-    radii = sorted({protocol.eps if eps is None else eps for protocol in protocols})
+    radii = sorted({radius_of(protocol, eps=eps, norm=norm) for protocol in protocols})
     for radius in radii:
         name = WORST if radius == radii[-1] else f"{WORST}@{radius:.6g}"
-        records[name] = _worst(name, radius, seed, [r for r in records.values() if not r.name.startswith(WORST)])
+        records[name] = _worst(name, radius, norm, seed, [r for r in records.values() if not r.name.startswith(WORST)])
     found: tuple[dict[str, Any], ...] = ()
     if doubts:
         with meter(progress) as task:  # outside eval_mode: the checks must see the mode the caller's model is in
-            found = _doubts(model, subject, records, eps=radii[-1], seed=seed, task=task)
-    return Result(records, len(x), _software(subject.device), dict(about or {}), found)
+            found = _doubts(model, subject, records, eps=radii[-1], norm=norm, seed=seed, task=task)
+    return Result(records, len(x), _software(subject.device), about, found, y.detach().cpu().clone())
+
+
+def _images(x: Any, y: Any, limit: int | None) -> tuple[Any, Any]:
+    """Images and labels as tensors. Tensors are taken as they are."""
+    if isinstance(y, str | Protocol):
+        raise UserError(f"y is {y!r}, which looks like a protocol. Write evaluate(model, data, protocol=...).")
+    if y is None:
+        if isinstance(x, Tensor | np.ndarray):
+            raise UserError("there are no labels. Give evaluate(model, x, y), or data: (x, y), a DataLoader, a name.")
+        if isinstance(x, tuple) and len(x) == 2 and all(isinstance(part, Tensor) for part in x):
+            return x
+        found = as_test_split(x, limit=limit)
+        return found.x, found.y
+    if isinstance(x, DataLoader) or isinstance(y, DataLoader):
+        raise UserError("a DataLoader gives images and labels. Give it alone: evaluate(model, loader).")
+    if isinstance(x, Tensor) and isinstance(y, Tensor):
+        return x, y
+    if not isinstance(x, Tensor | np.ndarray):
+        raise UserError(f"x must be a tensor or an array, got {type(x).__name__}. Write evaluate(model, x, y).")
+    found = as_test_split((x, y))
+    return found.x, found.y
+
+
+def _origin(data: object) -> dict[str, Any]:
+    """What a result records of where its images come from, where the data say it."""
+    if isinstance(data, Dataset):
+        return {"data": data.name, "classes": list(data.classes)}
+    return {"data": data} if isinstance(data, str) else {}
 
 
 def _cut(x: Tensor, y: Tensor, *, limit: int | None, protocols: Sequence[Protocol]) -> tuple[Tensor, Tensor]:
@@ -126,7 +175,7 @@ def _cut(x: Tensor, y: Tensor, *, limit: int | None, protocols: Sequence[Protoco
     return x[:limit], y[:limit]
 
 
-def _natural(subject: Subject, store: Store, task: Task) -> AttackResult:
+def _natural(subject: Subject, store: Store, task: Task, norm: Norm) -> AttackResult:
     """The accuracy on unperturbed images."""
     ledger = store.open("natural", _NATURAL, precision="fp32", seed=0, part="all")
     rows = torch.nonzero(~ledger.judged)[:, 0]
@@ -137,7 +186,7 @@ def _natural(subject: Subject, store: Store, task: Task) -> AttackResult:
         began = time.perf_counter()
         advance(len(done))
     precision = "fp64" if subject.dtype == torch.float64 else "fp32"
-    return _record("natural", _NATURAL, (), precision, [Repeat(0, ledger.correct, ledger.seconds)])
+    return _record("natural", replace(_NATURAL, norm=norm), (), precision, [Repeat(0, ledger.correct, ledger.seconds)])
 
 
 def _pgd(
@@ -156,7 +205,7 @@ def _pgd(
             advance = task(f"{attack.name} seed {seed}" if settings.random else attack.name, len(rows))
             # Draws depend on what the attack does, not on its name; at another eps they are the same, scaled.
             purpose = f"{settings.loss} {settings.steps} {part}"
-            starts = Starts(settings.start, eps=settings.eps, seed=seed, purpose=purpose)
+            starts = Starts(settings.start, eps=settings.eps, seed=seed, purpose=purpose, norm=settings.norm)
             work = partial(_after_pgd, subject, settings, starts)
             began = time.perf_counter()
             for done, right in subject.each(rows, work):
@@ -172,8 +221,8 @@ def _pgd(
 def _after_pgd(subject: Subject, s: Settings, starts: Starts, x: Tensor, y: Tensor, rows: Tensor) -> Tensor:
     """Whether each example is classified correctly at the final iterate."""
     begin = starts(x, rows)
-    loss: Any = s.loss
-    x_adv = pgd_from(subject.fast, x, y, start=begin, eps=s.eps, step_size=s.step_size, steps=s.steps, loss=loss)
+    how: dict[str, Any] = {"eps": s.eps, "step_size": s.step_size, "steps": s.steps, "loss": s.loss, "norm": s.norm}
+    x_adv = pgd_from(subject.fast, x, y, start=begin, **how)
     return is_correct(subject.model, x_adv, y)
 
 
@@ -198,27 +247,35 @@ def _record(
 ) -> AttackResult:
     n = len(repeats[0].correct)
     facts = (n, s.eps, s.steps, s.step_size, s.loss, s.start, s.restarts)
-    return AttackResult(name, serves, *facts, precision, tuple(repeats), detail or {})
+    return AttackResult(name, serves, *facts, precision, tuple(repeats), detail or {}, s.norm)
 
 
-def _worst(name: str, eps: float, seed: int, records: Sequence[AttackResult]) -> AttackResult:
+def _worst(name: str, eps: float, norm: Norm, seed: int, records: Sequence[AttackResult]) -> AttackResult:
     """Correct without attack and under every attack of this radius or less."""
     inside = [record for record in records if record.eps <= eps]
     correct = torch.stack([record.correct for record in inside]).all(dim=0)
     repeat = Repeat(seed, correct, sum(record.seconds for record in inside))
     precision = inside[-1].precision
-    return _record(name, Settings(eps=eps, loss=""), (), precision, [repeat], {"over": [r.name for r in inside]})
+    settings = Settings(eps=eps, loss="", norm=norm)
+    return _record(name, settings, (), precision, [repeat], {"over": [r.name for r in inside]})
 
 
 def _doubts(
-    model: Model, subject: Subject, records: Mapping[str, AttackResult], *, eps: float, seed: int, task: Task
+    model: Model,
+    subject: Subject,
+    records: Mapping[str, AttackResult],
+    *,
+    eps: float,
+    norm: Norm,
+    seed: int,
+    task: Task,
 ) -> tuple[dict[str, Any], ...]:
     """The doubts about these results, found on as many images as fit into memory."""
     count = min(len(subject.x), _DOUBTED)
     task("sanity checks", None)
     while True:
         try:
-            return _doubts_on(count, model, subject, records, eps=eps, seed=seed)
+            return _doubts_on(count, model, subject, records, eps=eps, norm=norm, seed=seed)
         except torch.OutOfMemoryError:
             if count == 1:
                 raise RunFailed("one image does not fit into the memory of the device.") from None
@@ -227,7 +284,14 @@ def _doubts(
 
 
 def _doubts_on(
-    count: int, model: Model, subject: Subject, records: Mapping[str, AttackResult], *, eps: float, seed: int
+    count: int,
+    model: Model,
+    subject: Subject,
+    records: Mapping[str, AttackResult],
+    *,
+    eps: float,
+    norm: Norm,
+    seed: int,
 ) -> tuple[dict[str, Any], ...]:
     rows = torch.linspace(0, len(subject.x) - 1, count).round().long()  # spread out: images may be sorted by class
     x, y = subject.take(rows)
@@ -235,7 +299,7 @@ def _doubts_on(
     here = [record for record in records.values() if record.eps == eps and not record.name.startswith(WORST)]
     correct = {record.name.partition("@")[0]: record.correct[rows] for record in reversed(here)}
     correct[WORST] = records[WORST].correct[rows]  # broken by any attack, including those that are not compared
-    found = measure.doubts(model, x, y, eps=eps, correct=correct, seed=seed)
+    found = measure.doubts(model, x, y, eps=eps, norm=norm, correct=correct, seed=seed)
     return tuple({"name": d.name, "why": d.why, "evidence": d.evidence, "page": d.page} for d in found)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-EVERY = 60.0  # seconds between two lines of a log
+from sparring.training.progress import EVERY
 
 Task = Callable[[str, int | None], Callable[[int], None]]  # (what, number of images or None) -> advance(by)
 

@@ -1,8 +1,9 @@
-"""The evaluation protocols, one declaration each: the paper's (Tables 1-4, Sec. 5.1 and 6.1), quick, AutoAttack.
+"""The evaluation protocols, one declaration each: the paper's (Tables 1-4, Sec. 5.1, 6.1), fastat, quick, AutoAttack.
 
 All are white-box, and accuracy is taken at the final iterate. A step size is either absolute, in [0, 1] pixels, or a
-fraction of eps (`Part(4)` is eps/4): with another eps the fractions scale and the absolute ones stay. Nothing here runs
-an attack.
+fraction of eps (`Part(4)` is eps/4): with another eps the fractions scale and the absolute ones stay. The radii and the
+absolute steps are the paper's, in L-infinity. In L2 the caller gives the radius, and every step is the same fraction of
+it that it is of the paper's. Nothing here runs an attack.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from sparring.attacks.ball import Start
-from sparring.attacks.checks import check_radius
+from sparring.attacks.threat import Norm, check_norm, check_radius
 from sparring.errors import UserError, unknown
 
 
@@ -63,6 +64,7 @@ class Settings:
     loss: str = "ce"
     start: Start = None
     restarts: int = 1
+    norm: Norm = "linf"
 
     @property
     def random(self) -> bool:
@@ -125,6 +127,12 @@ tau = Protocol(
     8 / 255,
     (_fgsm(), _pgd(10, 0.003), _pgd(20, 0.003), _pgd(100, 0.003), _cw(0.003)),
 )
+fastat = Protocol(
+    "fastat",
+    "the FastAT Benchmark (arXiv 2604.22853); it adds AutoAttack",
+    8 / 255,
+    (_pgd(10, 2 / 255), _pgd(20, 2 / 255), _pgd(50, 2 / 255)),
+)
 quick = Protocol(
     "quick",
     "PGD-10 on 500 images: seconds on a laptop, only an upper bound",
@@ -141,7 +149,7 @@ autoattack = Protocol(
 
 PROTOCOLS = {
     protocol.name: protocol
-    for protocol in (dat, trades, trades_random, mart, figure, figure_svhn, tau, quick, autoattack)
+    for protocol in (dat, trades, trades_random, mart, figure, figure_svhn, tau, fastat, quick, autoattack)
 }
 
 
@@ -149,6 +157,8 @@ def find(names: str | Protocol | Sequence[str | Protocol]) -> tuple[Protocol, ..
     """The protocols with these names, each once, in the order given."""
     if isinstance(names, str | Protocol):
         names = [names]
+    if not isinstance(names, Sequence) or not all(isinstance(name, str | Protocol) for name in names):
+        raise UserError(f"protocol must be a name, or several, got {names!r}. Write for example ('dat', 'autoattack').")
     found: dict[str, Protocol] = {}
     for name in names:
         if isinstance(name, str) and name not in PROTOCOLS:
@@ -161,16 +171,41 @@ def find(names: str | Protocol | Sequence[str | Protocol]) -> tuple[Protocol, ..
     return tuple(found.values())
 
 
-def settle(attack: PGDAttack | AutoAttackSuite, *, eps: float, restarts: int | None = None) -> Settings:
-    """An attack at a protocol's eps, with every parameter resolved. `restarts` applies to random starts only."""
-    check_radius("eps", eps)
+def settle(
+    attack: PGDAttack | AutoAttackSuite,
+    *,
+    eps: float,
+    restarts: int | None = None,
+    norm: Norm = "linf",
+    of_eps: float | None = None,
+) -> Settings:
+    """An attack at a protocol's eps, with every parameter resolved. `restarts` applies to random starts only.
+
+    Args:
+        of_eps: the radius that absolute step sizes were declared for: in L2 they keep their ratio to it.
+    """
+    check_norm(norm)
+    check_radius("eps", eps, norm)
     if isinstance(attack, AutoAttackSuite):
-        return Settings(eps=eps, loss="autoattack")
+        return Settings(eps=eps, loss="autoattack", norm=norm)
     radius = eps * attack.times_eps
-    check_radius(f"the radius of {attack.name}", radius)
-    step_size = radius / attack.step_size.by if isinstance(attack.step_size, Part) else attack.step_size
+    check_radius(f"the radius of {attack.name}", radius, norm)
+    if isinstance(attack.step_size, Part):
+        step_size = radius / attack.step_size.by
+    else:
+        step_size = attack.step_size * (eps / of_eps if norm != "linf" and of_eps else 1.0)
     times = restarts if restarts is not None and attack.start is not None else attack.restarts
-    return Settings(radius, attack.steps, step_size, attack.loss, attack.start, times)
+    return Settings(radius, attack.steps, step_size, attack.loss, attack.start, times, norm)
+
+
+def radius_of(protocol: Protocol, *, eps: float | None, norm: Norm) -> float:
+    """The radius a protocol is run at: the caller's, or its own, which is one in L-infinity."""
+    if eps is None and norm != "linf":
+        raise UserError(
+            f"the radius {protocol.eps:.4g} of the protocol {protocol.name} is one in linf. Give one for {norm}: "
+            "eps=0.5 (--eps 0.5)."
+        )
+    return protocol.eps if eps is None else eps
 
 
 @dataclass(frozen=True)
@@ -183,17 +218,19 @@ class UniqueAttack:
 
 
 def unique_attacks(
-    protocols: Sequence[Protocol], *, eps: float | None = None, restarts: int | None = None
+    protocols: Sequence[Protocol], *, eps: float | None = None, restarts: int | None = None, norm: Norm = "linf"
 ) -> list[UniqueAttack]:
     """The attacks of these protocols without duplicates.
 
     An attack keeps its plain name (pgd20) unless the protocols use it for different attacks: then each is named after
     the first protocol that has it (pgd20@dat, pgd20@trades).
     """
+    check_norm(norm)
     wanted: dict[Settings, list[tuple[str, str]]] = {}
     for protocol in protocols:
+        radius = radius_of(protocol, eps=eps, norm=norm)
         for attack in protocol.attacks:
-            settings = settle(attack, eps=protocol.eps if eps is None else eps, restarts=restarts)
+            settings = settle(attack, eps=radius, restarts=restarts, norm=norm, of_eps=protocol.eps)
             wanted.setdefault(settings, []).append((attack.name, protocol.name))
     meanings: dict[str, set[Settings]] = {}
     for settings, serves in wanted.items():

@@ -1,6 +1,7 @@
 """The result of an evaluation: one entry per attack, the worst case, a table for people and JSON for programs.
 
-An accuracy is a fraction; JSON holds per-example verdicts as a string of 1 (correct) and 0 (wrong).
+An accuracy is a fraction; JSON holds per-example verdicts as a string of 1 (correct) and 0 (wrong), and the labels, so
+that any attack can be read by class.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import math
 import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,8 +22,10 @@ from rich.text import Text
 from torch import Tensor
 
 from sparring import schedules
-from sparring.errors import did_you_mean
+from sparring.attacks.threat import Norm
+from sparring.errors import UserError, did_you_mean
 from sparring.evaluation.sanity.explain import command
+from sparring.training.checkpoint import write_text
 
 WORST = "worst"
 
@@ -58,6 +62,7 @@ class AttackResult:
     precision: str  # of the gradients; verdicts are fp32 (float64 for a float64 model)
     repeats: tuple[Repeat, ...]
     detail: dict[str, Any] = field(default_factory=dict)  # AutoAttack: version, accuracy after each part
+    norm: Norm = "linf"  # in which eps and step_size are measured
 
     @property
     def accuracy(self) -> float:
@@ -94,9 +99,14 @@ class AttackResult:
         """Time taken by all seeds, summed over every part of a resumed evaluation."""
         return sum(repeat.seconds for repeat in self.repeats)
 
+    @property
+    def radius(self) -> str:
+        """eps for people to read, with its norm where that is not the usual one; empty without attack."""
+        return schedules.radius_text(self.eps, self.norm) if self.eps else ""
+
     def __repr__(self) -> str:
         """One line, without verdicts."""
-        return f"<AttackResult {self.name}: accuracy {self.accuracy:.4f} on {self.n} images, eps {pixels(self.eps)}>"
+        return f"<AttackResult {self.name}: accuracy {self.accuracy:.4f} on {self.n} images, eps {self.radius}>"
 
     def as_dict(self) -> dict[str, Any]:
         """The same as plain JSON values."""
@@ -108,6 +118,7 @@ class AttackResult:
             "worst_over_seeds": self.worst,
             "n": self.n,
             "eps": self.eps,
+            "norm": self.norm,
             "steps": self.steps,
             "step_size": self.step_size,
             "loss": self.loss,
@@ -124,10 +135,11 @@ class AttackResult:
 
     @classmethod
     def from_dict(cls, facts: Mapping[str, Any]) -> AttackResult:
-        """Read what `as_dict` wrote."""
+        """Read what `as_dict` wrote; a file without a norm holds L-infinity."""
         repeats = tuple(Repeat(r["seed"], _read(r["correct"]), r["seconds"]) for r in facts["runs"])
         same = ("name", "n", "eps", "steps", "step_size", "loss", "start", "restarts", "precision", "detail")
-        return cls(**{key: facts[key] for key in same}, serves=tuple(facts["serves"]), repeats=repeats)
+        norm = facts.get("norm", "linf")
+        return cls(**{key: facts[key] for key in same}, norm=norm, serves=tuple(facts["serves"]), repeats=repeats)
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,6 +157,7 @@ class Result:
     software: dict[str, str]
     about: dict[str, Any] = field(default_factory=dict)  # the caller's own facts: model, data set
     doubts: tuple[dict[str, Any], ...] = ()  # each: name, why, evidence, page
+    labels: Tensor | None = None  # int64 per example, on the CPU; None in a file that has none
 
     def __getitem__(self, name: str) -> AttackResult:
         if name in self.records:
@@ -164,6 +177,28 @@ class Result:
         """The per-example worst case."""
         return self.records[WORST]
 
+    def per_class(self, name: str = WORST) -> dict[int, float]:
+        """The accuracy under an attack (all seeds) by class, of the classes that occur, in order.
+
+        Raises:
+            UserError: the result was read from a file without labels.
+        """
+        if self.labels is None:
+            raise UserError("this result has no labels, so it cannot be read by class. Evaluate the model again.")
+        correct = self[name].correct.double()
+        return {label: float(correct[self.labels == label].mean()) for label in sorted(set(self.labels.tolist()))}
+
+    def save(self, path: Path | str) -> None:
+        """Write the result as JSON; `sparring compare` and `sparring report` take the file."""
+        path = Path(path)
+        if path.is_dir():
+            raise UserError(f"{path} is a folder. Give a file: {path / 'result.json'}.")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_text(path, self.to_json())
+        except OSError as error:
+            raise UserError(f"cannot write {path}: {error.strerror}. Choose another file.") from None
+
     def as_dict(self) -> dict[str, Any]:
         """The same as plain JSON values."""
         return {
@@ -172,6 +207,7 @@ class Result:
             "about": self.about,
             "software": self.software,
             "doubts": list(self.doubts),
+            "labels": None if self.labels is None else " ".join(map(str, self.labels.tolist())),
             "records": [{**record.as_dict(), "software": self.software} for record in self],
         }
 
@@ -190,7 +226,9 @@ class Result:
         """Read what `to_json` wrote."""
         facts = json.loads(text)
         records = {r["name"]: AttackResult.from_dict(r) for r in facts["records"]}
-        return cls(records, facts["n"], facts["software"], facts["about"], tuple(facts["doubts"]))
+        given = facts.get("labels")
+        labels = None if given is None else torch.tensor([int(word) for word in given.split()], dtype=torch.int64)
+        return cls(records, facts["n"], facts["software"], facts["about"], tuple(facts["doubts"]), labels)
 
     def table(self) -> RenderableType:
         """A table for the terminal: a row per attack, the confidence interval, and the doubts."""
@@ -209,7 +247,7 @@ class Result:
                 cells.append("" if record.spread is None else f"{100 * record.spread:.2f}")
             how = [record.loss, record.start or "", f"{record.restarts} restarts" if record.restarts > 1 else ""]
             steps = f"{record.steps} of {pixels(record.step_size)}" if record.steps else ""
-            cells += [pixels(record.eps), steps, f"{record.seconds:.1f}"]
+            cells += [record.radius, steps, f"{record.seconds:.1f}"]
             table.add_row(*cells, ", ".join(word for word in how if word))
         low, high = interval(self.worst_case.accuracy, self.n)
         trust = f"The worst case is {100 * low:.1f} to {100 * high:.1f} % (95 % confidence, {self.n} images)."

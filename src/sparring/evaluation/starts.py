@@ -15,6 +15,7 @@ from torch import Tensor
 from sparring.attacks import Model, ball
 from sparring.attacks.losses import InnerLoss, Loss
 from sparring.attacks.pgd import pgd_loop
+from sparring.attacks.threat import Norm
 from sparring.seeds import generator
 
 _BLOCK = 256  # examples whose noise one generator draws at once; another value would change what a seed means
@@ -23,8 +24,8 @@ _BLOCK = 256  # examples whose noise one generator draws at once; another value 
 class Starts:
     """The starting points of one run of an attack, example by example."""
 
-    def __init__(self, start: ball.Start, *, eps: float, seed: int, purpose: str) -> None:
-        self.start = start
+    def __init__(self, start: ball.Start, *, eps: float, seed: int, purpose: str, norm: Norm = "linf") -> None:
+        self.start, self.norm = start, norm
         self.eps = eps
         self.seed = seed
         self.purpose = int.from_bytes(hashlib.sha256(purpose.encode()).digest()[:6], "little")
@@ -39,7 +40,7 @@ class Starts:
             return x.clone()
         noise = torch.cat(list(self._noise(x, rows))).to(x.device)
         scale = self.eps if self.start == "uniform" else ball.START_SIGMA
-        return ball.project(x + scale * noise, x, self.eps)
+        return ball.project(x + scale * noise, x, self.eps, self.norm)
 
     def _noise(self, x: Tensor, rows: Tensor) -> Iterator[Tensor]:
         blocks = rows // _BLOCK
@@ -47,23 +48,41 @@ class Starts:
             if self._drawn[0] != block:
                 draws = generator("cpu", self.seed, self.purpose, block)
                 like = torch.empty((_BLOCK, *x.shape[1:]), dtype=x.dtype)
-                draw = ball.draw_uniform if self.start == "uniform" else ball.draw_normal
-                self._drawn = (block, draw(like, draws))
+                in_ball = self.start == "uniform"
+                drawn = ball.draw_in_ball(like, draws, self.norm) if in_ball else ball.draw_normal(like, draws)
+                self._drawn = (block, drawn)
             yield self._drawn[1][rows[blocks == block] - block * _BLOCK]
 
 
 def pgd_from(
-    model: Model, x: Tensor, y: Tensor, *, start: Tensor, eps: float, step_size: float, steps: int, loss: Loss
+    model: Model,
+    x: Tensor,
+    y: Tensor,
+    *,
+    start: Tensor,
+    eps: float,
+    step_size: float,
+    steps: int,
+    loss: Loss,
+    norm: Norm = "linf",
 ) -> Tensor:
     """The images after `steps` steps of PGD from `start`, bitwise those of `attacks.pgd`.
 
     The model runs as it is given: eval mode is the caller's part. A pixel whose gradient is NaN stays.
     """
 
-    def sign_or_stay(gradient: Tensor, _rows: Tensor) -> Tensor:
-        return gradient.sign().nan_to_num_(0.0)
+    def steepest_or_stay(gradient: Tensor, _rows: Tensor) -> Tensor:
+        return ball.steepest(gradient.nan_to_num(0.0), norm)
 
-    inner = InnerLoss(loss, model, x)
     return pgd_loop(
-        model, x, y, start=start, eps=eps, step_size=step_size, steps=steps, loss=inner, direction=sign_or_stay
+        model,
+        x,
+        y,
+        start=start,
+        eps=eps,
+        step_size=step_size,
+        steps=steps,
+        norm=norm,
+        loss=InnerLoss(loss, model, x),
+        direction=steepest_or_stay,
     ).x_adv

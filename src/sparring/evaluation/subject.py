@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from sparring.attacks.checks import Model, check_batch, check_logits
+from sparring.attacks.checks import Model, check_batch, check_labels, check_logits
 from sparring.engine import on
 from sparring.engine.attack.replay import Replayed
 from sparring.errors import RunFailed, UserError
@@ -60,6 +60,14 @@ class Subject:
             done += size
 
 
+def check_tensors(x: object, y: object) -> None:
+    """Refuse anything but tensors for images and labels."""
+    if not isinstance(x, Tensor):
+        raise UserError(f"x must be a tensor of images, got {type(x).__name__}. Write torch.as_tensor(x).")
+    if not isinstance(y, Tensor):
+        raise UserError(f"y must be an int64 tensor of class numbers, got {type(y).__name__}. Write torch.tensor(y).")
+
+
 def prepare(
     model: Model, x: Tensor, y: Tensor, *, precision: Precision, batch_size: int | None, compiled: bool = False
 ) -> Subject:
@@ -68,9 +76,10 @@ def prepare(
         raise UserError(f"precision must be 'fp32' or 'bf16', got {precision!r}.")
     if batch_size is not None and batch_size < 1:
         raise UserError(f"batch_size must be at least 1, got {batch_size}.")
+    check_tensors(x, y)
     if len(x) == 0:
         raise UserError("there are no images to evaluate on. Give at least one.")
-    y = y.to(x.device) if isinstance(y, Tensor) else y
+    y = y.to(x.device)
     # uint8 images need no check of their range: zeros, one per image, are checked in their place.
     check_batch(torch.zeros(len(x), 1, device=x.device) if x.dtype == torch.uint8 else x, y)
     device, dtype = _home(model, x)
@@ -117,6 +126,8 @@ def _classes(model: Model, probe: Tensor, y: Tensor) -> int:
         ) from None
     check_logits(logits, probe, y[:0])
     low, high = int(y.min()), int(y.max())
+    if low == 1 and high == logits.shape[1]:
+        check_labels(y, logits.shape[1])
     if low < 0 or high >= logits.shape[1]:
         raise UserError(
             f"the model has {logits.shape[1]} classes, labels 0 to {logits.shape[1] - 1}; "

@@ -1,4 +1,4 @@
-"""Wide ResNets (WRN-depth-width), pre-activation, without dropout.
+"""Wide ResNets (WRN-depth-width), pre-activation, without dropout, with ReLU or another activation (SiLU).
 
 Depth has two conventions for the same function, n blocks in each of three stages: n = (depth - 4) / 6 (Zagoruyko and
 Komodakis; TRADES) and n = (depth - 2) / 6 (Madry; the paper's Table 1). So WRN-32-10 and WRN-34-10 are one network.
@@ -8,6 +8,7 @@ Komodakis; TRADES) and n = (depth - 2) / 6 (Madry; the paper's Table 1). So WRN-
 | WRN-32-10, WRN-34-10   | 5 | 46,160,474 | 6.6589  |
 | WRN-58-10              | 9 | 84,885,594 | 12.3212 |
 | WRN-40-4               | 6 | 8,949,210  | 1.2986  |
+| WRN-28-10              | 4 | 36,479,194 | 5.2433  |
 
 The keys of the state_dict and the initialisation are those of the published code (TRADES, MART, FAT); the `sub_block1`
 in some published checkpoints is never used by the forward pass and does not exist here. The last pooling is global: at
@@ -23,11 +24,14 @@ the last two blocks and the logits. (The paper does not define its numbering; th
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sparring.errors import UserError
+
+Activation = Callable[[Tensor], Tensor]
 
 
 def blocks_per_stage(depth: int) -> int:
@@ -43,10 +47,14 @@ def blocks_per_stage(depth: int) -> int:
 
 
 class Block(nn.Module):
-    """conv2(relu(bn2(conv1(h)))) plus x itself, or plus convShortcut(h) where the width changes; h = relu(bn1(x))."""
+    """conv2(relu(bn2(conv1(h)))) plus x itself, or plus convShortcut(h) where the width changes; h = relu(bn1(x)).
 
-    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+    `activation` takes the place of the ReLU.
+    """
+
+    def __init__(self, inputs: int, outputs: int, stride: int, activation: Activation = F.relu) -> None:
         super().__init__()
+        self.activation = activation
         self.bn1 = nn.BatchNorm2d(inputs)
         self.conv1 = nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(outputs)
@@ -57,17 +65,18 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """One residual block."""
-        h = F.relu(self.bn1(x))
-        residual: Tensor = self.conv2(F.relu(self.bn2(self.conv1(h))))
+        h = self.activation(self.bn1(x))
+        residual: Tensor = self.conv2(self.activation(self.bn2(self.conv1(h))))
         return residual + (x if self.convShortcut is None else self.convShortcut(h))
 
 
 class Stage(nn.Module):
     """n blocks of one width; the first may halve the image. A module to match the published key `blockK.layer`."""
 
-    def __init__(self, n: int, inputs: int, outputs: int, stride: int) -> None:
+    def __init__(self, n: int, inputs: int, outputs: int, stride: int, activation: Activation = F.relu) -> None:
         super().__init__()
-        self.layer = nn.Sequential(Block(inputs, outputs, stride), *(Block(outputs, outputs, 1) for _ in range(n - 1)))
+        first, rest = Block(inputs, outputs, stride, activation), range(n - 1)
+        self.layer = nn.Sequential(first, *(Block(outputs, outputs, 1, activation) for _ in rest))
 
     def forward(self, x: Tensor) -> Tensor:
         """All blocks in sequence."""
@@ -78,13 +87,22 @@ class Stage(nn.Module):
 class WideResNet(nn.Module):
     """A stem of 16 channels, then stages of 16, 32 and 64 times `width` channels; the last two halve the image."""
 
-    def __init__(self, *, n: int, width: int, num_classes: int, channels: int, normalize: nn.Module) -> None:
+    def __init__(
+        self,
+        *,
+        n: int,
+        width: int,
+        num_classes: int,
+        channels: int,
+        normalize: nn.Module,
+        activation: Activation = F.relu,
+    ) -> None:
         super().__init__()
-        self.normalize = normalize
+        self.normalize, self.activation = normalize, activation
         self.conv1 = nn.Conv2d(channels, 16, 3, padding=1, bias=False)
-        self.block1 = Stage(n, 16, 16 * width, 1)
-        self.block2 = Stage(n, 16 * width, 32 * width, 2)
-        self.block3 = Stage(n, 32 * width, 64 * width, 2)
+        self.block1 = Stage(n, 16, 16 * width, 1, activation)
+        self.block2 = Stage(n, 16 * width, 32 * width, 2, activation)
+        self.block3 = Stage(n, 32 * width, 64 * width, 2, activation)
         self.bn1 = nn.BatchNorm2d(64 * width)
         self.fc = nn.Linear(64 * width, num_classes)
         for module in self.modules():
@@ -103,6 +121,6 @@ class WideResNet(nn.Module):
         """Pixels in [0, 1] to logits."""
         h = self.conv1(self.normalize(x))
         h = self.block3(self.block2(self.block1(h)))
-        h = F.relu(self.bn1(h))
+        h = self.activation(self.bn1(h))
         logits: Tensor = self.fc(h.mean((2, 3)))
         return logits

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from sparring.attacks import Found, margin_pgd
 from sparring.attacks.ball import Start
 from sparring.attacks.checks import Model
+from sparring.attacks.threat import Norm
 from sparring.errors import UserError
 from sparring.objectives.base import Attack, NoAttack, Progress, Search, training_step
 from sparring.objectives.madry import adversarial_loss
@@ -35,6 +36,7 @@ class MarginPGD:
     steps: int
     start: Start
     margin: float
+    norm: Norm = "linf"
 
     def __call__(self, model: Model, x: Tensor, y: Tensor, generator: torch.Generator) -> Found:
         """The data for this batch."""
@@ -47,6 +49,7 @@ class MarginPGD:
             steps=self.steps,
             margin=self.margin,
             start=self.start,
+            norm=self.norm,
             generator=generator,
         )
 

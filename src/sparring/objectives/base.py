@@ -7,22 +7,37 @@ An objective is one frozen dataclass in a file of its own, and holds every numbe
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from sparring import schedules
 from sparring.attacks import Found, friendly_pgd
 from sparring.attacks.ball import Start
-from sparring.attacks.checks import Model, check_radius, check_settings
+from sparring.attacks.checks import (
+    Model,
+    check_batch,
+    check_generator,
+    check_images,
+    check_model,
+    check_not_negative,
+    check_settings,
+)
 from sparring.attacks.eval_mode import fresh_generator
+from sparring.attacks.losses import dominant
+from sparring.attacks.threat import Norm, check_norm, check_radius, step_length
 from sparring.errors import UserError
 from sparring.schedules import Schedule, Scheduled
 
 EpochMetrics = Mapping[str, Any]  # one finished epoch, as the run folder records it
+_SHORT = 0.05  # an L2 radius below it is more likely one in L-infinity
+_REACH = 0.999  # of the radius: steps that add up to less do not get there, rounding apart
 _FINE = 10_000  # epochs that stand for a run of which only the finished fraction is known
 
 
@@ -79,6 +94,7 @@ class KTauPGD:
     start: Start
     noise: float = 0.0
     project: bool = True
+    norm: Norm = "linf"
 
     def __call__(self, model: Model, x: Tensor, y: Tensor, generator: torch.Generator) -> Found:
         """The data for this batch, by the plain attack."""
@@ -106,6 +122,10 @@ class Objective(Protocol):
         """The largest eps of training; 0 for none."""
 
     @property
+    def norm(self) -> Norm:
+        """The norm in which eps is measured, in training and in validation."""
+
+    @property
     def most_backprops(self) -> int:
         """The most back-propagations that an example can take."""
 
@@ -113,7 +133,7 @@ class Objective(Protocol):
         """The search for training data at this place of training."""
 
     def loss(self, model: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor) -> Tensor:
-        """What the weights descend: a scalar, with the model in train mode."""
+        """What the weights descend: a scalar, with the model in train mode. `y`: class numbers, or soft targets."""
 
     def metrics(self, progress: Progress) -> dict[str, Any]:
         """What the objective's own schedules say at this place, for the run's records."""
@@ -138,14 +158,39 @@ def training_step(
     """Adversarial data for a batch and the loss on them, for a training loop of the caller's own.
 
     Args:
-        model: maps pixels in [0, 1] to logits. The attack runs in eval mode, the loss in the mode the model is in.
+        model: maps pixels in [0, 1] to logits. The attack runs in eval mode, the loss in the mode the model is in. Of a
+            `DistributedDataParallel` the attack runs the module inside, and the loss the wrapper.
+        y: int64 class numbers, or soft targets: float class probabilities of shape (B, classes), as
+            `sparring.soft_targets` makes them. Soft targets are for the loss: the attack is on the largest class.
         progress: the finished fraction of training, from 0 to 1; schedules follow it.
         generator: for randomness that can be repeated; without it the operating system seeds a fresh one.
         history: metrics of the finished epochs, for methods that adapt to them (CAT).
     """
     place = Progress.at_fraction(progress, history)
-    found = self.search(place)(model, x, y, fresh_generator(x) if generator is None else generator)
+    check_model(model)
+    check_generator(generator)
+    check_images(x)
+    check_targets(x, y)
+    search, classes = self.search(place), dominant(y)
+    if isinstance(search, NoAttack):  # every other search checks its input itself
+        check_batch(x, classes)
+    draws = fresh_generator(x) if generator is None else generator
+    attacked = model.module if isinstance(model, DistributedDataParallel) else model
+    found = search(attacked, x, classes, draws)
     return Step(self.loss(model, x, found.x_adv, y), found.x_adv, found.backprops)
+
+
+def check_targets(x: Tensor, y: Tensor) -> None:
+    """Refuse soft targets that are not one row of probabilities per image; the attack checks class numbers."""
+    if not isinstance(y, Tensor) or not y.is_floating_point():
+        return
+    if y.dim() != 2 or len(y) != len(x):
+        raise UserError(
+            f"soft targets must have the shape (B, classes) with B = {len(x)}, got {tuple(y.shape)}. Class numbers are "
+            "int64: y.long()."
+        )
+    if not bool((y >= 0).all()) or not bool(((y.sum(dim=1) - 1).abs() < 1e-3).all()):
+        raise UserError("soft targets must be probabilities: at least 0, and 1 in sum for every image.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,23 +200,34 @@ class Attack:
     fixed_sizes: ClassVar[bool] = False
 
     eps: Scheduled = Scheduled(8 / 255)
-    """Radius of the ball, in [0, 1] pixels: 8/255, or a schedule such as ramp:0..8/255@50%."""
-    step_size: float = 0.007
-    """Length of one step (alpha), in [0, 1] pixels."""
+    """Radius of the ball, in [0, 1] pixels: 8/255, or a schedule such as ramp:0..8/255@50%. In L2 it may exceed 1."""
+    step_size: float | str = 0.007
+    """Length of one step (alpha), in [0, 1] pixels; or a part of eps, which moves with it: eps/4."""
     steps: int = 10
     """The most steps an example takes (K)."""
     start: Start = "uniform"
     """Where the attack begins: at the image (None), uniform in the ball, or normal (0.001 sigma)."""
+    norm: Norm = "linf"
+    """The norm of the ball, in training and in validation: linf, or l2."""
 
     def __post_init__(self) -> None:
+        plain_numbers(self)
+        check_norm(self.norm)
         if max(self.eps.values()) <= 0 or min(self.eps.values()) < 0:
             raise UserError(f"eps must not be negative and not be 0 throughout, got {self.eps}.")
         for eps in self.eps.values():
             if eps > 0:  # a ramp may begin at 0: the images themselves
-                check_radius("eps", eps)
+                check_radius("eps", eps, self.norm)
         check_settings(
-            eps=max(self.eps.values()), step_size=self.step_size, steps=self.steps, loss="ce", start=self.start
+            eps=self.radius,
+            step_size=self.step_size,
+            steps=self.steps,
+            loss="ce",
+            start=self.start,
+            norm=self.norm,
         )
+        if isinstance(self.step_size, Tensor):
+            raise UserError("the step_size of an objective must be one number, or a part of eps, got a tensor.")
 
     @property
     def radius(self) -> float:
@@ -186,7 +242,8 @@ class Attack:
     def pgd(self, progress: Progress) -> dict[str, Any]:
         """The numbers that every PGD takes, at this place of training."""
         eps = progress.value(self.eps)
-        return {"eps": eps, "step_size": self.step_size, "steps": self.steps, "start": self.start}
+        step_size = step_length(self.step_size, eps)
+        return {"eps": eps, "step_size": step_size, "steps": self.steps, "start": self.start, "norm": self.norm}
 
     def metrics(self, progress: Progress) -> dict[str, Any]:
         """eps."""
@@ -197,15 +254,28 @@ class Attack:
         return None
 
     def advice(self, epochs: int) -> list[str]:
-        """A step longer than the ball; a schedule with a start behind the last epoch."""
+        """A step longer than the ball; steps that cannot reach its edge; a schedule with a start behind the end."""
         found = []
-        if self.step_size > self.radius:
+        step_size, bounded = step_length(self.step_size, self.radius), getattr(self, "project", True)
+        if step_size > self.radius:
             found.append(
-                f"a step of {self.step_size:g} is longer than the ball ({self.radius:.3g}): lower --attack.step-size."
+                f"a step of {step_size:g} is longer than the ball ({self.radius:.3g}): lower step_size "
+                "(--attack.step-size)."
+            )
+        far = self.radius / 2 if self.start == "uniform" else self.radius  # a uniform start is half-way out on average
+        if bounded and self.steps * step_size < _REACH * far:
+            found.append(
+                f"{self.steps} steps of {step_size:.3g} reach {self.steps * step_size:.3g} from the start, eps is "
+                f"{self.radius:.3g}: raise steps or step_size (--attack.step-size), for example to eps/4."
+            )
+        if self.norm == "l2" and self.radius < _SHORT:
+            found.append(
+                f"eps {self.radius:.3g} is the length of the whole change in L2, a short one: on CIFAR-10 the usual "
+                "radius is 0.5 (--attack.eps)."
             )
         for name, value in vars(self).items():
             if isinstance(value, Schedule) and (late := schedules.start_after(value, epochs)):
-                found.append(f"--attack.{name} {value}: @{late} lies after the last epoch ({epochs}).")
+                found.append(f"{name} {value} (--attack.{name}): @{late} lies after the last epoch ({epochs}).")
         return found
 
 
@@ -224,9 +294,7 @@ class KTauAttack(Attack):
         super().__post_init__()
         if type(self.project) is not bool:
             raise UserError(f"project must be True or False, got {self.project!r}.")
-        check_settings(
-            eps=self.radius, step_size=self.step_size, steps=self.steps, loss="ce", start=self.start, noise=self.noise
-        )
+        check_not_negative("noise", self.noise)
 
     def k_tau(self, progress: Progress, *, tau: int, loss: Literal["ce", "kl"] = "ce") -> Search:
         """PGD-K-tau at this place of training. A ball of radius 0 holds the images alone."""
@@ -235,17 +303,35 @@ class KTauAttack(Attack):
             return NoAttack()
         return KTauPGD(**numbers, tau=tau, loss=loss, noise=self.noise, project=self.project)
 
+    def advice(self, epochs: int) -> list[str]:
+        """Besides the others: a tau with which the attack never stops early."""
+        tau = vars(self).get("tau")
+        most = max(tau.values()) if isinstance(tau, Schedule) else 0
+        if most <= self.steps:  # at K it is Madry's training too, as the paper's figures have it on purpose
+            return super().advice(epochs)
+        never = (
+            f"tau {most:g} is above K = {self.steps} steps, so no attack stops early there: that is Madry's PGD-K "
+            "(--attack.tau, --attack.steps)."
+        )
+        return [*super().advice(epochs), never]
+
+
+def plain_numbers(declared: object) -> None:
+    """Turn numpy's numbers in the fields of a frozen dataclass into Python's, which JSON takes."""
+    for name, value in vars(declared).items():
+        if isinstance(value, np.generic):
+            object.__setattr__(declared, name, value.item())
+
 
 def check_tau(tau: Schedule) -> None:
     """Refuse a schedule of tau that holds anything but whole numbers from 0 on."""
-    if any(value != int(value) or value < 0 for value in tau.values()):
+    if any(not math.isfinite(value) or value != int(value) or value < 0 for value in tau.values()):
         raise UserError(f"tau must hold whole numbers of at least 0, got {tau}.")
 
 
 def check_beta(beta: float) -> None:
     """Refuse a weight that is not finite and not negative."""
-    if not 0 <= beta < float("inf"):
-        raise UserError(f"beta must be finite and at least 0, got {beta}.")
+    check_not_negative("beta", beta)
 
 
 def check_kl_start(objective: KTauAttack, name: str) -> None:
@@ -253,5 +339,5 @@ def check_kl_start(objective: KTauAttack, name: str) -> None:
     if objective.start is None and not objective.noise:
         raise UserError(
             f"{name} ascends the KL to the clean prediction, which is flat at the image itself. Start beside it: "
-            "--attack.start normal (or uniform)."
+            "start='normal' or 'uniform' (--attack.start normal)."
         )

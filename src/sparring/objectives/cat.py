@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from sparring.attacks import Found, pgd_until
 from sparring.attacks.ball import Start
 from sparring.attacks.checks import Model
+from sparring.attacks.threat import Norm
 from sparring.errors import UserError
 from sparring.objectives.base import Attack, NoAttack, Progress, Search, training_step
 from sparring.objectives.madry import adversarial_loss
@@ -39,8 +40,8 @@ def mastered_steps(accuracies: Sequence[float], patience: int, most: int) -> int
 
 def check_patience(patience: int) -> None:
     """Refuse a patience of less than one epoch."""
-    if patience < 1:
-        raise UserError(f"patience must be at least 1, got {patience}.")
+    if type(patience) is not int or patience < 1:
+        raise UserError(f"patience must be at least 1, in whole epochs, got {patience!r}.")
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ class MixedPGD:
     step_size: float
     steps: int
     start: Start
+    norm: Norm = "linf"
 
     def __call__(self, model: Model, x: Tensor, y: Tensor, generator: torch.Generator) -> Found:
         """The data for this batch."""
@@ -63,6 +65,7 @@ class MixedPGD:
             step_size=self.step_size,
             steps=drawn.to(x.device),
             start=self.start,
+            norm=self.norm,
             generator=generator,
         )
 
@@ -109,6 +112,6 @@ class CAT(Attack):
             return super().advice(epochs)
         slow = (
             f"k grows at most every {self.patience + 1} epochs and cannot pass {most} of {self.steps} in {epochs}; "
-            "less patience: --attack.patience."
+            "use less patience (--attack.patience)."
         )
         return [*super().advice(epochs), slow]

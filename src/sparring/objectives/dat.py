@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from sparring.attacks import Found, fosc_pgd
 from sparring.attacks.ball import Start
 from sparring.attacks.checks import Model
+from sparring.attacks.threat import Norm
 from sparring.errors import UserError
 from sparring.objectives.base import Attack, NoAttack, Progress, Search, training_step
 from sparring.objectives.madry import adversarial_loss
@@ -32,6 +33,7 @@ class FOSCPGD:
     steps: int
     start: Start
     criterion: float
+    norm: Norm = "linf"
 
     def __call__(self, model: Model, x: Tensor, y: Tensor, generator: torch.Generator) -> Found:
         """The data for this batch."""
@@ -44,6 +46,7 @@ class FOSCPGD:
             steps=self.steps,
             criterion=self.criterion,
             start=self.start,
+            norm=self.norm,
             generator=generator,
         )
 

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from sparring.attacks.losses import cross_entropy
+from sparring.attacks.threat import Norm
 from sparring.objectives.base import NoAttack, Progress, Search, training_step
 
 
@@ -17,6 +18,7 @@ class Standard:
 
     name: ClassVar[str] = "standard"
     fixed_sizes: ClassVar[bool] = True
+    norm: ClassVar[Norm] = "linf"  # of the validation
     __call__ = training_step
 
     @property

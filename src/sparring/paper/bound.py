@@ -20,8 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparring.attacks.checks import Model, check_radius
+from sparring.attacks.checks import Model
 from sparring.attacks.eval_mode import eval_mode
+from sparring.attacks.threat import check_radius
 from sparring.errors import UserError, unknown
 from sparring.evaluation.gradient_model import frozen
 from sparring.evaluation.subject import prepare

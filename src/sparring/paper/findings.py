@@ -8,6 +8,7 @@ from typing import Any
 
 from sparring.paper.claims import by_radius, by_tau
 from sparring.paper.collect import Collected, cells, table_rows
+from sparring.paper.leaderboard import standing
 from sparring.paper.results import JobResult
 from sparring.paper.specs import Mixture, Row
 from sparring.report.comparison import Ours, TableRow, noise_of, rounded
@@ -28,6 +29,7 @@ def findings(collected: Collected) -> list[str]:
         "motivation": _motivation,
         "loss": _loss,
         "mixture": _mixture,
+        "benchmark": _benchmark,
     }
     return [*filter(None, [*by_kind[collected.item.kind](collected, measured), _missing(collected, measured)])]
 
@@ -35,7 +37,7 @@ def findings(collected: Collected) -> list[str]:
 def _missing(collected: Collected, measured: Sequence[Row]) -> str:
     """The rows that are not measured at the scale shown."""
     wanted = [row for row in collected.item.rows if collected.scale(row.group) in row.configs]
-    table = collected.item.kind == "table"
+    table = collected.item.kind in ("table", "benchmark")
     rest = [row.label if table else row.name for row in wanted if row not in measured]
     if not rest:
         return ""
@@ -43,15 +45,27 @@ def _missing(collected: Collected, measured: Sequence[Row]) -> str:
     return f"Not yet measured: {named}."
 
 
-def _table(collected: Collected, measured: Sequence[Row]) -> list[str]:
-    """Every method against its baseline in the paper, with the paper's own differences in brackets."""
+def _table(collected: Collected, measured: Sequence[Row], *, judged: bool = True) -> list[str]:
+    """Every method against its baseline in the paper, with the paper's own differences in brackets.
+
+    Args:
+        judged: say whether the paper's claim is confirmed.
+    """
     by_name = dict(zip((row.name for row in collected.item.rows), table_rows(collected), strict=True))
     pairs = [(by_name[row.name], by_name[row.against]) for row in measured if row.against]
-    compared = [_pair(new, old, collected.item.columns) for new, old in pairs if old.ours]
+    compared = [_pair(new, old, collected.item.columns, judged=judged) for new, old in pairs if old.ours]
     if not compared:
         return ["there is no method and baseline to compare yet."]
     cells = [cell for pair in pairs for row in pair for cell in row.ours.values()]
-    return [*compared, f"In points, {_errors(cells)}; in brackets, the paper's differences."]
+    brackets = "; in brackets, the paper's differences" if any(row.paper for pair in pairs for row in pair) else ""
+    return [*compared, f"In points, {_errors(cells)}{brackets}."]
+
+
+def _benchmark(collected: Collected, measured: Sequence[Row]) -> list[str]:
+    """Our methods among those of the benchmark, and every friendly one against its baseline."""
+    names = {row.name for row in measured}
+    pairs = [row for row in measured if row.against in names]
+    return [*standing(collected), *(_table(collected, measured, judged=False) if pairs else [])]
 
 
 def _errors(cells: Sequence[Ours]) -> str:
@@ -61,7 +75,7 @@ def _errors(cells: Sequence[Ours]) -> str:
     return f"± two standard errors {how}{seeds}"
 
 
-def _pair(new: TableRow, old: TableRow, columns: Mapping[str, str]) -> str:
+def _pair(new: TableRow, old: TableRow, columns: Mapping[str, str], *, judged: bool = True) -> str:
     """The differences in points. Confirmed: better in natural or PGD-20 accuracy, and worse in no column but FGSM.
 
     Better and worse mean beyond the noise (`noise_of`). A gain under PGD that neither C&W nor AutoAttack shares is
@@ -88,7 +102,8 @@ def _pair(new: TableRow, old: TableRow, columns: Mapping[str, str]) -> str:
     sure = "; ".join(spelled[column] for column in beyond)
     rest = "; ".join(spelled[column] for column in spelled if column not in beyond)
     parts = [f"Beyond the noise: {sure}." if sure else "", f"Within the noise: {rest}." if rest else ""]
-    return " ".join([f"{new.label} against {old.label}: {finding}.", *filter(None, parts)])
+    head = f"{new.label} against {old.label}"
+    return " ".join([f"{head}: {finding}." if judged else f"{head}.", *filter(None, parts)])
 
 
 def _lines(collected: Collected, measured: Sequence[Row]) -> list[str]:

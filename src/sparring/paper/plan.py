@@ -16,7 +16,7 @@ from sparring.errors import UserError, did_you_mean
 from sparring.paper import results
 from sparring.paper.specs import Course, Item, Row, Scale
 from sparring.training import checkpoint, run_folder
-from sparring.training.config import Config, differences
+from sparring.training.config import Config, differences, same
 
 JobState = Literal["missing", "interrupted", "trained", "measured", "diverged"]
 
@@ -129,4 +129,4 @@ def _shared(job: Job, config: Config) -> bool:
     """Whether a job needs only the course of a training, and a result of another item has it."""
     if not isinstance(job.row.measure, Course):
         return False
-    return any(config == theirs for theirs, _ in results.courses(job.path.parent.parent))
+    return any(same(config, theirs) for theirs, _ in results.courses(job.path.parent.parent))

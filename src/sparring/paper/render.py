@@ -5,18 +5,18 @@ from __future__ import annotations
 import re
 import statistics
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from markupsafe import Markup
 
-from sparring.paper import planes
+from sparring.paper import leaderboard, planes
 from sparring.paper.collect import Collected, about, cells, pictured, table_rows
 from sparring.paper.findings import findings
 from sparring.paper.notes import notes
 from sparring.paper.specs import Item, Row
-from sparring.report import charts, panels
-from sparring.report.comparison import TableRow, markdown, rounded
+from sparring.report import board, charts, panels
+from sparring.report.comparison import Ours, TableRow, markdown, rounded
 from sparring.report.content import Drawing, Exhibit, Picture
 from sparring.report.panels import Lines
 from sparring.training.checkpoint import replacing, write_text
@@ -33,6 +33,9 @@ def draw(collected: Collected) -> dict[Path, str]:
         path = home / "table.md"
         write_text(path, _document(collected))
         return {path: ""}
+    if item.kind == "benchmark":
+        made[home / "table.md"] = ""
+        write_text(home / "table.md", _benchmark(collected))
     for name, picture in pictures(collected).items():
         path = home / f"{name}.png"
         with replacing(path) as temporary:
@@ -61,6 +64,7 @@ def exhibit(collected: Collected) -> Exhibit:
         drawings=drawings,
         pictures=() if item.kind in ("table", "lines", "course") else tuple(pictures(collected).values()),
         notes=notes(collected),
+        board=leaderboard.board(collected) if item.kind == "benchmark" else None,
     )
 
 
@@ -78,6 +82,19 @@ def _document(collected: Collected) -> str:
     )
 
 
+def _benchmark(collected: Collected) -> str:
+    """A benchmark as a Markdown file."""
+    item = collected.item
+    below = "".join(f"\n- {note}" for note in notes(collected))
+    ours = "\n\n" + listed("What we find:", findings(collected)) if collected.found else ""
+    limit = f" --limit {collected.limit}" if collected.limit else ""
+    return (
+        f"# {item.where}: {item.title}\n\n{item.claim} Test accuracy in per cent; seconds of the whole training; peak "
+        f"memory of the GPU.{ours}\n\n{board.markdown(leaderboard.board(collected))}{below}\n"
+        f"\nDrawn from the JSON files beside this one: `sparring reproduce {item.name} --draw{limit}`\n"
+    )
+
+
 def listed(head: str, sentences: Sequence[str]) -> str:
     """The sentences as text: a single one after the head, several as a list below it."""
     return f"{head} {sentences[0]}" if len(sentences) == 1 else "\n- ".join([head, *sentences])
@@ -91,6 +108,7 @@ def pictures(collected: Collected) -> dict[str, Picture]:
         "mixture": planes.mixtures,
         "motivation": planes.motivations,
         "loss": planes.losses,
+        "benchmark": leaderboard.pictures,
     }[collected.item.kind]
     return make(collected)
 
@@ -223,33 +241,43 @@ def _course_pictures(collected: Collected) -> dict[str, Picture]:
 
 
 def _tradeoffs(name: str, table: Sequence[TableRow]) -> list[Drawing]:
-    """Natural against PGD-20 accuracy: ours, and the paper's."""
-    ours = {
-        _brief(row.label): (row.ours["Natural"].median, row.ours["PGD-20"].median)
-        for row in table
-        if {"Natural", "PGD-20"} <= row.ours.keys()
-    }
+    """Natural against robust accuracy: ours under AutoAttack where it was measured and under PGD-20, the paper's."""
+    ours = {robust: _points([(row.label, row.ours) for row in table], robust) for robust in ("AutoAttack", "PGD-20")}
     paper = {
         _brief(row.label): (row.paper["Natural"][0], row.paper["PGD-20"][0])
         for row in table
         if {"Natural", "PGD-20"} <= row.paper.keys()
     }
     found = []
-    for whose, points in (("ours", ours), ("the paper's", paper)):
-        if len(points) > 1 and ours:
+    for whose, robust, points in (
+        ("ours", "AutoAttack", ours["AutoAttack"]),
+        ("ours", "PGD-20", ours["PGD-20"]),
+        ("the paper's", "PGD-20", paper),
+    ):
+        if len(points) > 1 and ours["PGD-20"]:
             each = "; ".join(f"{label} {rounded(x)} and {rounded(y)}" for label, (x, y) in points.items())
-            what = f"Trade-off, {whose}: PGD-20 accuracy (%)"
+            what = f"Trade-off, {whose}: {robust} accuracy (%)"
             alt = f"{what} against natural accuracy: {each}."
             svg = charts.tradeoff(
                 points,
-                name=f"{name}-{_slug(whose)}",
+                name=f"{name}-{_slug(whose)}-{_slug(robust)}",
                 xlabel="natural accuracy (%)",
                 ylabel=what,
                 alt=alt,
                 all_names=(_brief(row.label) for row in table),
             )
-            found.append(Drawing(Markup(svg), f"Natural and PGD-20 accuracy, {whose}: {each}. Up and right is better."))
+            caption = f"Natural and {robust} accuracy, {whose}: {each}. Up and right is better."
+            found.append(Drawing(Markup(svg), caption))
     return found
+
+
+def _points(rows: Iterable[tuple[str, Mapping[str, Ours]]], robust: str) -> dict[str, tuple[float, float]]:
+    """Our natural and robust accuracy in per cent, of the methods that have both."""
+    return {
+        _brief(label): (ours["Natural"].median, ours[robust].median)
+        for label, ours in rows
+        if {"Natural", robust} <= ours.keys()
+    }
 
 
 def _brief(label: str) -> str:

@@ -50,7 +50,11 @@ def matches(result: Mapping[str, Any], config: Config | None, measure: Measure, 
 
 def trained_by(result: Mapping[str, Any], config: Config | None) -> bool:
     """Whether a result has this configuration. A field that the file lacks counts as its default."""
-    return (result.get("config") is None) == (config is None) and _config(result) == config
+    return (result.get("config") is None) == (config is None) and _same(_config(result), config)
+
+
+def _same(one: Config | None, other: Config | None) -> bool:
+    return configs.same(one, other) if one is not None and other is not None else one is other
 
 
 def _config(result: Mapping[str, Any]) -> Config | None:

@@ -102,7 +102,7 @@ def train_run(job: Job, workspace: Workspace) -> None:
         torch.cuda.reset_peak_memory_stats(workspace.device)
     done = len(run_folder.read_metrics(job.folder)) if state(job) == "interrupted" else 0
     workspace.log(f"{f'resuming after epoch {done}:' if done else 'training'} {job.name} -> {job.folder}")
-    epoch = 0
+    epoch, began = 0, time.perf_counter()
     try:
         train(
             job.config,
@@ -122,7 +122,8 @@ def train_run(job: Job, workspace: Workspace) -> None:
     finally:
         how_far: JobState = "diverged" if epoch else state(job)
         if epoch or (how_far != "missing" and run_folder.read_metrics(job.folder)):
-            facts = _facts(job, workspace, how_far, memory=_memory(workspace.device))
+            wall = time.perf_counter() - began
+            facts = _facts(job, workspace, how_far, memory=_memory(workspace.device), wall=wall)
             results.write(job.path, facts | ({"diverged_in_epoch": epoch} if epoch else {}))
     if epoch:
         workspace.log(f"{job.name}: the loss was not finite in epoch {epoch}. Recorded in {job.path}")
@@ -179,11 +180,18 @@ def _measure(job: Job, workspace: Workspace) -> dict[str, Any]:
     return found
 
 
-def _facts(job: Job, workspace: Workspace, how_far: JobState, memory: float | None = None) -> dict[str, Any]:
-    """Everything in a result but its measurements. Peak memory is the maximum over all starts of the training."""
+def _facts(
+    job: Job, workspace: Workspace, how_far: JobState, memory: float | None = None, wall: float = 0.0
+) -> dict[str, Any]:
+    """Everything in a result but its measurements.
+
+    Peak memory is the maximum over all starts of the training, wall-clock time their sum: with the data's loading,
+    compilation, validation and checkpoints, which `training_seconds` (the sum over epochs) leaves out.
+    """
     written = results.read(job.path) or {}
     if results.trained_by(written, job.config):
         memory = max(memory or 0.0, written.get("peak_memory_gib") or 0.0) or None
+        wall += written.get("wall_seconds") or 0.0
     facts: dict[str, Any] = {
         "item": job.item,
         "row": job.row.name,
@@ -197,6 +205,7 @@ def _facts(job: Job, workspace: Workspace, how_far: JobState, memory: float | No
         history = run_folder.whole_history(job.folder)
         facts["history"] = results.columns(history)
         facts["training_seconds"] = round(sum(record["seconds"] for record in history), 2)
+        facts["wall_seconds"] = round(wall, 2) or None  # None: trained by another item
         starts = run_folder.read_environment(job.folder)
         facts["starts"] = len(starts)
         facts["trained_on"] = [{key: start.get(key) for key in _OF_A_START} for start in starts]

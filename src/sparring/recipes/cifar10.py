@@ -63,7 +63,7 @@ FAT_FOR_MART = replace(
 )
 # Table 1's baselines. DAT: c_t reaches 0 after 100 of 120 epochs, alpha eps/4. CAT: with a patience of 10 k grows at
 # most every 11 epochs and is 10 from epoch 100 at the earliest; a shorter run needs less. ATES: the schedule is ours.
-QUARTERS: dict[str, Any] = ATTACK | {"step_size": 2 / 255}
+QUARTERS: dict[str, Any] = ATTACK | {"step_size": "eps/4"}
 DAT = replace(MADRY, objective=objectives.DAT(**QUARTERS, fosc="ramp:0.5..0@83.3%"))
 CAT = replace(MADRY, objective=objectives.CAT(**QUARTERS, patience=10))
 ATES = replace(MADRY, objective=objectives.ATES(**ATTACK, margin="ramp:0..1@100%"))

@@ -21,7 +21,7 @@ from sparring.training.config import Config
 EPS = 0.3
 
 MADRY = Config(
-    objective=Madry(eps=EPS, step_size=EPS / 4, steps=10, start="uniform"),
+    objective=Madry(eps=EPS, step_size="eps/4", steps=10, start="uniform"),
     data="digits",
     model="tiny_cnn",
     epochs=15,
@@ -29,14 +29,14 @@ MADRY = Config(
     lr=OneCycle(0.1),
     weight_decay=5e-4,
     validation=120,
-    validation_eps=EPS,
+    validation_eps="eps",
 )
-ATTACK: dict[str, Any] = {"eps": EPS, "step_size": EPS / 4, "steps": 10, "start": "uniform"}
-STANDARD = replace(MADRY, objective=Standard())
+ATTACK: dict[str, Any] = {"eps": EPS, "step_size": "eps/4", "steps": 10, "start": "uniform"}
+STANDARD = replace(MADRY, objective=Standard(), validation_eps=EPS)
 FAT = replace(MADRY, objective=objectives.FAT(**ATTACK, tau=2))
 # At 0.3 the regulariser of TRADES and MART overwhelms this small network; at 0.15 it learns.
-NEARER: dict[str, Any] = {"eps": 0.15, "step_size": 0.15 / 4, "steps": 10, "start": "normal"}
-TRADES = replace(MADRY, objective=objectives.TRADES(**NEARER, beta=6.0), lr=OneCycle(0.05), validation_eps=0.15)
+NEARER: dict[str, Any] = {"eps": 0.15, "step_size": "eps/4", "steps": 10, "start": "normal"}
+TRADES = replace(MADRY, objective=objectives.TRADES(**NEARER, beta=6.0), lr=OneCycle(0.05))
 MART = replace(TRADES, objective=objectives.MART(**NEARER, beta=6.0))
 FAT_FOR_TRADES = replace(TRADES, objective=FATForTRADES(**NEARER, beta=6.0, tau="0,1@35%,2@60%"))
 FAT_FOR_MART = replace(TRADES, objective=FATForMART(**NEARER, beta=6.0, tau="0,1@35%,2@60%"))
@@ -46,7 +46,7 @@ CAT = replace(MADRY, objective=objectives.CAT(**ATTACK, patience=1), epochs=45)
 ATES = replace(MADRY, objective=objectives.ATES(**ATTACK, margin="ramp:0..1@100%"))
 # Appendix B: what bounds the search is K * alpha, here 0.3. With longer steps C&W breaks the model.
 NO_PROJECTION = replace(
-    MADRY, objective=objectives.FAT(eps=EPS, step_size=EPS / 10, steps=10, start=None, project=False, tau=3)
+    MADRY, objective=objectives.FAT(eps=EPS, step_size="eps/10", steps=10, start=None, project=False, tau=3)
 )
 FAT_BY_LOSS = replace(MADRY, objective=FATByLoss(**ATTACK, rho=1.0))
 FAT_BY_PROBABILITY = replace(MADRY, objective=FATByProbability(**ATTACK, rho=0.3))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from sparring.attacks.eval_mode import eval_mode
 from sparring.attacks.friendly import TauLeft
 from sparring.attacks.losses import InnerLoss
 from sparring.attacks.pgd import Iterate, pgd_loop
+from sparring.attacks.threat import Norm
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,6 +72,7 @@ def attack_path(
     step_size: float,
     steps: int,
     tau: int,
+    norm: Norm = "linf",
     classes: Sequence[str] | None = None,
 ) -> list[AttackPath]:
     """The paths of PGD-`steps` and PGD-`steps`-`tau`, one per image. Nothing in them is random.
@@ -78,7 +81,7 @@ def attack_path(
         model: maps pixels in [0, 1] to logits; run in eval mode and left as it was found.
         classes: the classes' names; their numbers where not given.
     """
-    check_settings(eps=eps, step_size=step_size, steps=steps, loss="ce", tau=tau)
+    check_settings(eps=eps, step_size=step_size, steps=steps, loss="ce", tau=tau, norm=norm)
     check_batch(x, y)
     paths = []
     with eval_mode(model):
@@ -87,9 +90,8 @@ def attack_path(
             image, label = x[i : i + 1].detach().clone(), y[i : i + 1].clone()
             path = _Recorder(TauLeft(tau, label), steps, classes)
             inner = InnerLoss("ce", predict, image)
-            pgd_loop(
-                predict, image, label, start=image, eps=eps, step_size=step_size, steps=steps, loss=inner, hook=path
-            )
+            lengths: dict[str, Any] = {"eps": eps, "step_size": step_size, "steps": steps, "norm": norm}
+            pgd_loop(predict, image, label, start=image, loss=inner, hook=path, **lengths)
             name = _name(int(label), classes)
             paths.append(AttackPath(name, tau, tuple(path.frames), path.stopped_at, eps, step_size))
     return paths
@@ -109,15 +111,25 @@ class _Recorder:
         self.frames.append(_frame(at, self.classes))
 
 
-def choose(model: Model, x: Tensor, y: Tensor, *, eps: float, step_size: float, steps: int, count: int = 3) -> Tensor:
+def choose(
+    model: Model,
+    x: Tensor,
+    y: Tensor,
+    *,
+    eps: float,
+    step_size: float,
+    steps: int,
+    norm: Norm = "linf",
+    count: int = 3,
+) -> Tensor:
     """Indices of up to `count` images whose attack path is worth seeing, of different classes where possible.
 
     Only images that the model gets right and that PGD fools before its last step; first those fooled after two to six
     steps. Among them the best examples: the model confident at first, much probability lost after the stop, and an
     image close to the mean of its class, so that a person can read it.
     """
-    stop = friendly_pgd(model, x, y, eps=eps, step_size=step_size, steps=steps, tau=0)
-    end = pgd(model, x, y, eps=eps, step_size=step_size, steps=steps, start=None)
+    stop = friendly_pgd(model, x, y, eps=eps, step_size=step_size, steps=steps, tau=0, norm=norm)
+    end = pgd(model, x, y, eps=eps, step_size=step_size, steps=steps, start=None, norm=norm)
     first, crossing, last = (_true_class(model, points, y) for points in (x, stop.x_adv, end))
     worth = (first + (crossing - last) - _oddness(x, y)).tolist()  # three terms, each in [0, 1]
     taken, labels = stop.backprops.tolist(), y.tolist()

@@ -32,6 +32,7 @@ _MARKERS = ("o", "s", "^", "D", "v", "P")
 _SIZE = (4.6, 2.9)  # inches: 442 px, so that 9-pt text stays readable on a phone
 _LEFT = 0.08  # fraction of the width: room for "12.5" beside the axis
 _ABOVE = 16  # longest name that is printed above its point, in letters
+_TICKS = 30  # letters of all ticks together that fit below the axis
 _GAP = 0.085  # fraction of the axes' height: the least distance between two names
 
 
@@ -45,6 +46,7 @@ def curves(
     most: float | None = None,
     xlabel: str = "epoch",
     all_names: Iterable[str] = (),
+    ticks: Sequence[str] = (),
 ) -> str:
     """Lines over x (epochs unless `xlabel` says otherwise), each with its name at its end, as one <svg> element.
 
@@ -53,6 +55,7 @@ def curves(
         all_names: the series of all drawings that belong together: a series has the same style in each of them.
         spread: the standard deviation of y over seeds, drawn as a band.
         most: the largest possible value (100 for per cent); without it the axis starts at 0.
+        ticks: names for x = 0, 1, ...: classes, for example. Long ones are printed at a slant.
     """
     with style():
         figure = Figure(figsize=_SIZE)
@@ -60,7 +63,7 @@ def curves(
         ends, styles = {}, _styles(series, all_names)
         for label, (x, y) in series.items():
             line = styles[label]
-            axes.plot(x, y, markevery=_sparse(len(x)), clip_on=False, **line)
+            axes.plot(x, y, markevery=1 if ticks else _sparse(len(x)), clip_on=False, **line)
             if spread and label in spread:
                 _band(axes, x, y, spread[label], line)
             if len(x):
@@ -70,7 +73,15 @@ def curves(
             axes.set_ylim(-0.02 * top, top)
         else:
             axes.set_ylim(max(bottom, -0.02 * most), min(top, 1.02 * most))
-        axes.xaxis.set_major_locator(MaxNLocator(integer=xlabel in ("epoch", "tau"), nbins=6))
+        if ticks:
+            slant: dict[str, Any] = {"rotation": 40, "ha": "right"} if sum(map(len, ticks)) > _TICKS else {}
+            axes.set_xticks(range(len(ticks)), list(shorten(ticks).values()), fontsize=7.5, **slant)
+            if slant:
+                left, _, wide, _ = axes.get_position().bounds
+                axes.set_position((left, 0.21, wide, 0.66))
+                axes.set_xlabel("")
+        else:
+            axes.xaxis.set_major_locator(MaxNLocator(integer=xlabel in ("epoch", "tau"), nbins=6))
         left, right = axes.get_xlim()
         early = {label: styles[label] for label, (x, _, _) in ends.items() if x < right - 0.1 * (right - left)}
         _name_ends(axes, ends, early)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from markupsafe import Markup
 
+from sparring.report.board import Board
 from sparring.report.comparison import TableRow
 
 
@@ -18,8 +19,8 @@ class Method:
     name: str
     about: str
     accuracies: Mapping[str, float]  # fractions, on test data: "Natural", "FGSM", "PGD-20", ...
-    backprops: float  # mean backward passes per training image
-    seconds: float
+    backprops: float | None  # mean backward passes per training image; None: unknown
+    seconds: float | None
     history: Sequence[Mapping[str, Any]]  # the records of metrics.jsonl; may be empty
     measured: str = ""  # how the accuracies were measured: eps, images, protocol. Only equal ones are compared
     doubts: Sequence[str] = ()  # reasons not to believe them
@@ -27,6 +28,19 @@ class Method:
     held_out: int = 0  # validation images behind the history; 0: unknown
     images: str = ""  # the data set. Training curves share a drawing only where it is equal
     validated_at: str = ""  # the radius of the history's PGD-10, likewise
+    spread: Mapping[str, float] = field(default_factory=dict)  # of accuracies over seeds, where there are several
+    bands: Sequence[Mapping[str, float]] = ()  # of the history's numbers over seeds, one per record
+    by_class: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # column -> class -> accuracy
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What differs between the methods of a page, and what they share."""
+
+    columns: Sequence[str]  # the settings that differ
+    rows: Sequence[tuple[str, Sequence[str]]]  # a method's name and its values; '' where it has none
+    common: str = ""  # the other settings, in one line
+    drawings: Sequence[Drawing] = ()
 
 
 @dataclass(frozen=True)
@@ -50,15 +64,16 @@ class Picture:
 
 @dataclass(frozen=True)
 class Exhibit:
-    """A table or a figure of the paper, with our numbers beside the published ones."""
+    """A table or a figure of the paper, or a benchmark, with our numbers beside the published ones."""
 
     name: str  # short, for links within the page
     where: str  # in the paper
     title: str
-    claim: str  # what the paper claims with it
+    claim: str  # what the paper claims with it; of a benchmark, the question
     findings: Sequence[str] = ()  # what our numbers say, a sentence or two each
     columns: Sequence[str] = ()
     rows: Sequence[TableRow] = ()
     drawings: Sequence[Drawing] = ()
     pictures: Sequence[Picture] = ()
     notes: Sequence[str] = ()
+    board: Board | None = None  # of a benchmark: its methods and ours

@@ -7,21 +7,23 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from sparring import weights
 from sparring.data import load
 from sparring.errors import UserError
 from sparring.evaluation import PROTOCOLS, AttackResult, Result
 from sparring.evaluation.protocols import PGDAttack
+from sparring.models import built_in
 from sparring.report.attack_path import AttackPath, attack_path, choose
 from sparring.report.content import Method
 from sparring.report.labels import resumed
-from sparring.schedules import pixels
+from sparring.schedules import radius_text
 from sparring.training import run_folder
 from sparring.training.config import Config
 
@@ -37,16 +39,20 @@ COLUMNS = {
     "autoattack": "AutoAttack",
     "worst": "Worst case",
 }
+_ATTACKS = {heading: name for name, heading in COLUMNS.items()}
+_Read = tuple[Result, dict[float, list[AttackResult]], tuple[str, ...]]  # result, attacks by radius, doubts
 _CANDIDATES = 1000  # test images among which those of the strips are chosen
 
 
 @dataclass(frozen=True)
-class _Numbers:
-    """The numbers of one way of measuring a run."""
+class Measured:
+    """The numbers of one way of measuring a model."""
 
     accuracies: Mapping[str, float]  # by column
     doubts: tuple[str, ...] = ()
     epochs: int | None = None  # trained before this evaluation; None: all
+    n: int = 0  # images
+    by_class: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # column -> class -> accuracy
 
 
 def methods(folder: Path, name: str = "") -> list[Method]:
@@ -56,20 +62,20 @@ def methods(folder: Path, name: str = "") -> list[Method]:
         name: the run's name on the page; the folder's name by default.
     """
     run = run_folder.open_run(folder)
-    history = run_folder.whole_history(folder)
+    history = history_of(folder)
     if not history:
         raise UserError(f"{folder} has no finished epoch yet. Continue it: sparring train --out {folder} --resume.")
-    rows = _evaluated(folder, run.config)
+    rows = measured_of_run(folder, run.config)
     if not rows:
         held = f"{run.config.validation:,} validation images of {run.config.data}"
-        how = f"eps {pixels(run.config.validation_eps)}, {held}, last epoch"
+        how = f"{_validated_at(run.config)}, {held}, last epoch"
         last = history[-1]
-        rows = {how: _Numbers({"Natural (validation)": last["natural"], "PGD-10 (validation)": last["pgd10"]})}
+        rows = {how: Measured({"Natural (validation)": last["natural"], "PGD-10 (validation)": last["pgd10"]})}
     return [_method(run, history, name or folder.name, measured, numbers) for measured, numbers in rows.items()]
 
 
 def _method(
-    run: run_folder.RunFolder, history: Sequence[Mapping[str, Any]], name: str, measured: str, numbers: _Numbers
+    run: run_folder.RunFolder, history: Sequence[Mapping[str, Any]], name: str, measured: str, numbers: Measured
 ) -> Method:
     """A row. Its cost is that of the epochs before the evaluation: training may have continued afterwards."""
     spent = history[: numbers.epochs]
@@ -78,6 +84,7 @@ def _method(
         about=_about(run.config, len(spent)),
         accuracies=numbers.accuracies,
         backprops=statistics.fmean(record["backprops"] for record in spent) if spent else 0.0,
+        by_class=numbers.by_class,
         seconds=sum(record["seconds"] for record in spent),
         history=history,
         measured=measured,
@@ -85,29 +92,87 @@ def _method(
         task=f"{run.config.data}, {run.config.model}, {len(spent)} epochs",
         held_out=run.config.validation,
         images=run.config.data,
-        validated_at=f"eps {pixels(run.config.validation_eps)}",
+        validated_at=_validated_at(run.config),
     )
 
 
-def _evaluated(folder: Path, config: Config) -> dict[str, _Numbers]:
-    """The numbers in RUN/evaluation, by how they were measured: only what was measured alike shares a row.
+def _validated_at(config: Config) -> str:
+    return f"eps {radius_text(config.validation_radius, config.objective.norm)}"
 
-    Of two evaluations that differ only in their number of images the larger one counts, then the later one.
+
+def attack_of(column: str) -> str:
+    """The name of the attack in a column: pgd20 for 'PGD-20', pgd20@trades for 'PGD-20 (trades)'."""
+    heading, _, protocol = column.partition(" (")
+    name = _ATTACKS.get(heading, heading)
+    return f"{name}@{protocol.removesuffix(')')}" if protocol else name
+
+
+def rows_of_file(path: Path, name: str) -> list[Method]:
+    """The rows of a result of any model, one per radius. What its training cost is unknown."""
+    return [
+        Method(
+            name=name,
+            about=f"result in {path}",
+            accuracies=numbers.accuracies,
+            backprops=None,
+            seconds=None,
+            history=(),
+            measured=how,
+            doubts=numbers.doubts,
+            by_class=numbers.by_class,
+        )
+        for how, numbers in measured_of_file(path).items()
+    ]
+
+
+def history_of(folder: Path) -> list[dict[str, Any]]:
+    """The records of a run, one per epoch; refused where some are missing or lack their numbers."""
+    history = run_folder.whole_history(folder)
+    needed = ("natural", "pgd10", "backprops", "seconds")
+    if any(not isinstance(record.get(name), int | float) for record in history for name in needed):
+        raise UserError(f"{folder / run_folder.METRICS} is damaged: a record lacks its numbers. Restore the file.")
+    return history
+
+
+def measured_of_run(folder: Path, config: Config) -> dict[str, Measured]:
+    """The numbers in RUN/evaluation, by how they were measured."""
+    return _measured([read for read in _evaluations(folder).values() if read], config)
+
+
+def measured_of_file(path: Path) -> dict[str, Measured]:
+    """The numbers of one result, by how they were measured: one entry per radius.
+
+    Raises:
+        UserError: the file is not a result.
     """
-    found: dict[tuple[str, ...], tuple[int, _Numbers]] = {}
-    for read in filter(None, _evaluations(folder).values()):
-        result, groups, doubts = read
-        where = str(result.about.get("data", config.data))
+    read = _evaluation(path)
+    found = _measured([read]) if read else {}
+    if not found:
+        raise UserError(
+            f"{path} is not a result. Give run folders, or files of `result.save(...)` or `sparring evaluate --json`."
+        )
+    return found
+
+
+def _measured(evaluations: Sequence[_Read], config: Config | None = None) -> dict[str, Measured]:
+    """Evaluations by how they were measured: only what was measured alike shares a row.
+
+    Of two that differ only in their number of images the larger one counts, then the later one.
+    """
+    found: dict[tuple[str, ...], tuple[int, Measured]] = {}
+    for result, groups, doubts in evaluations:
+        where = str(result.about.get("data") or (config.data if config else "the caller's data"))
         which = "best checkpoint" if result.about.get("which") == "best" else ""
         facts = result.about.get("facts", {})
         epoch, spent = facts.get("epoch"), None
-        if isinstance(epoch, int) and (epoch != config.epochs or facts.get("step")):
+        if config and isinstance(epoch, int) and (epoch != config.epochs or facts.get("step")):
             spent = None if which else epoch  # the best epoch is chosen among all: it costs all of them
             which = f"{which or 'checkpoint'} of {run_folder.stage(facts)}"
         for eps, records in groups.items():
-            key = (pixels(eps), where, _protocols(records), which, _how(records))
+            key = (radius_text(eps, records[-1].norm), where, _protocols(records), which, _how(records))
             if key not in found or result.n >= found[key][0]:
-                found[key] = (result.n, _Numbers(_accuracies(records, eps), doubts, spent))
+                numbers = Measured(_accuracies(records, eps), doubts, spent, result.n, _by_class(result, records, eps))
+                found[key] = (result.n, numbers)
     rows = {}
     for (eps_text, where, *rest), (n, numbers) in found.items():
         images = "1 image" if n == 1 else f"{n:,} images"
@@ -142,19 +207,24 @@ def not_evaluations(folder: Path) -> list[Path]:
     return [path for path, read in _evaluations(folder).items() if read is None]
 
 
-def _evaluations(folder: Path) -> dict[Path, tuple[Result, dict[float, list[AttackResult]], tuple[str, ...]] | None]:
-    """The files in RUN/evaluation, oldest first: result, attacks by radius and doubts; None if unreadable."""
-    found: dict[Path, tuple[Result, dict[float, list[AttackResult]], tuple[str, ...]] | None] = {}
+def _evaluations(folder: Path) -> dict[Path, _Read | None]:
+    """The files in RUN/evaluation, oldest first; None if unreadable."""
+    found: dict[Path, _Read | None] = {}
     for path in sorted((folder / run_folder.EVALUATION).glob("*.json"), key=lambda path: path.stat().st_mtime_ns):
         if path.stem == "bound" or path.stem.startswith("bound-"):  # of `sparring bound`: losses, not accuracies
             continue
-        try:
-            result = Result.from_json(path.read_text(encoding="utf-8"))
-            doubts = tuple(f"{doubt['name']}: {doubt['why']} {doubt['evidence']}" for doubt in result.doubts)
-            found[path] = (result, _groups(result), doubts)
-        except (ValueError, KeyError, TypeError, AttributeError, OSError):
-            found[path] = None
+        found[path] = _evaluation(path)
     return found
+
+
+def _evaluation(path: Path) -> _Read | None:
+    """A result, its attacks by radius and its doubts; None if the file is no result."""
+    try:
+        result = Result.from_json(path.read_text(encoding="utf-8"))
+        doubts = tuple(f"{doubt['name']}: {doubt['why']} {doubt['evidence']}" for doubt in result.doubts)
+        return result, _groups(result), doubts
+    except (ValueError, KeyError, TypeError, AttributeError, OSError):
+        return None
 
 
 def _groups(result: Result) -> dict[float, list[AttackResult]]:
@@ -183,10 +253,32 @@ def _accuracies(records: Sequence[AttackResult], eps: float) -> dict[str, float]
     for record in records:
         name, _, protocol = record.name.partition("@")
         found[COLUMNS.get(name, name) + (f" ({protocol})" if protocol else "")] = record.accuracy
-    inside = [record.correct for record in records if record.eps <= eps]
-    found[COLUMNS["worst"]] = float(torch.stack(inside).all(dim=0).double().mean())
+    found[COLUMNS["worst"]] = float(_worst(records, eps).double().mean())
     order = [*COLUMNS.values(), *found]
     return {name: found[name] for name in sorted(found, key=lambda name: order.index(name.partition(" (")[0]))}
+
+
+def _worst(records: Sequence[AttackResult], eps: float) -> Tensor:
+    """Whether each example is correct under all attacks inside the ball."""
+    return torch.stack([record.correct for record in records if record.eps <= eps]).all(dim=0)
+
+
+def _by_class(result: Result, records: Sequence[AttackResult], eps: float) -> dict[str, dict[str, float]]:
+    """Natural accuracy and the worst case by class; empty where the result has no labels."""
+    labels = result.labels
+    if labels is None or not len(labels):
+        return {}
+    facts = result.about.get("facts", {}).get("model", {})
+    names = result.about.get("classes") or facts.get("classes") or []
+    correct = {record.name: record.correct for record in records if record.name == "natural"}
+    correct["worst"] = _worst(records, eps)
+    return {
+        COLUMNS[column]: {
+            str(names[label]) if label < len(names) else str(label): float(right[labels == label].double().mean())
+            for label in sorted(set(labels.tolist()))
+        }
+        for column, right in correct.items()
+    }
 
 
 def _protocols(records: Sequence[AttackResult]) -> str:
@@ -204,6 +296,7 @@ def _how(records: Sequence[AttackResult]) -> str:
     parts = [
         f"seed{'s' if len(seeds) > 1 else ''} {' '.join(map(str, seeds))}" if seeds != [0] else "",
         f"{restarts} restarts" if restarts > 1 else "",
+        *sorted({str(getattr(record, "norm", "linf")) for record in attacks} - {"linf"}),
         *sorted({f"{record.precision} gradients" for record in attacks if record.precision != "fp32"}),
     ]
     return ", ".join(filter(None, parts))
@@ -218,16 +311,18 @@ def _about(config: Config, done: int) -> str:
     return f"{config.objective.name} on {config.data}, {config.model}, {epochs}, seed {config.seed}"
 
 
-def strips(folder: Path, count: int) -> list[AttackPath]:
+def strips(folder: Path, count: int, own: str | None = None) -> list[AttackPath]:
     """Attacks on test images, step by step: from the image itself in tenths of the radius, so that the crossing shows.
 
-    Empty if no image is worth showing: none that the model gets right is fooled before the last step.
+    Empty if no image is worth showing: none that the model gets right is fooled before the last step. `own` names the
+    network of a run whose network is not built in.
     """
     config = run_folder.open_run(folder).config
-    data, model = load(config.data), weights.load_model(folder)
+    named = None if built_in(config.model) else own
+    data, model = load(config.data), weights.load_model(folder, model=named)
     split = data.test.head(_CANDIDATES)
     x, y = split.x.float() / 255, split.y
     eps, steps = config.objective.radius, config.objective.most_backprops
-    settings: dict[str, Any] = {"eps": eps, "step_size": eps / 10, "steps": steps}
+    settings: dict[str, Any] = {"eps": eps, "step_size": eps / 10, "steps": steps, "norm": config.objective.norm}
     picked = choose(model, x, y, count=count, **settings)
     return attack_path(model, x[picked], y[picked], tau=0, classes=data.classes, **settings)

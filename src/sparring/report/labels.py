@@ -9,16 +9,13 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
 
-from sparring.schedules import pixels
-from sparring.training.config import Config, to_json
+from sparring.report.settings import cell, differing, headings
+from sparring.training.config import Config, flat_json, flat_used
 
 _LETTERS = 25  # the longest name that a drawing has room for
-_RADII = ("eps", "step_size", "validation_eps")
 
 
 def labels(found: Mapping[Path, Config]) -> dict[Path, str]:
@@ -42,6 +39,11 @@ def labels(found: Mapping[Path, Config]) -> dict[Path, str]:
     count = Counter(names.values())
     clash = [folder for folder, name in names.items() if count[name] > 1]
     return {folder: names[folder] for folder in found} | _paths(clash)
+
+
+def without_seed(name: str) -> str:
+    """The name of a run for all its seeds: 'fat-digits' for 'fat-digits-seed0'; itself where nothing would be left."""
+    return re.sub(r"(^|[-_ ])seed\d+$", "", name) or name
 
 
 def resumed(starts: int) -> str:
@@ -85,21 +87,10 @@ def _shared(parts: Sequence[Sequence[str]]) -> int:
 
 def _settings(configs: Sequence[Config]) -> list[list[str]]:
     """For each configuration, the settings that differ between them: ['tau 3', 'eps 16/255']."""
-    flat = [_flat(config) for config in configs]
-    differ = [name for name in flat[0] if any(each[name] != flat[0][name] for each in flat)]
-    return [[f"{name.replace('_', ' ')} {_spell(name, each[name])}" for name in differ] for each in flat]
-
-
-def _flat(config: Config) -> dict[str, Any]:
-    plain = to_json(config)
-    return {**plain.pop("attack"), **plain}
-
-
-def _spell(name: str, value: object) -> str:
-    if name in _RADII:
-        with suppress(ValueError):  # a schedule is not one number
-            return pixels(float(str(value)))
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+    # A step of eps/4 in every run is no difference of its own: it moves with eps. The same number is none either.
+    flat, written = [flat_used(config) for config in configs], differing([flat_json(config) for config in configs])
+    words = headings([name for name in differing(flat) if name in written])
+    return [[f"{word} {cell(each, name)}" for name, word in words.items() if name in each] for each in flat]
 
 
 def _paths(folders: Sequence[Path]) -> dict[Path, str]:

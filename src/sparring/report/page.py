@@ -24,8 +24,8 @@ from PIL import Image
 from sparring._version import __version__
 from sparring.report.attack_path import AttackPath
 from sparring.report.comparison import best, spell
-from sparring.report.content import Exhibit, Method
-from sparring.report.method_charts import drawings
+from sparring.report.content import Exhibit, Method, Sweep
+from sparring.report.method_charts import class_drawings, drawings
 from sparring.schedules import pixels
 from sparring.training.checkpoint import write_text
 
@@ -48,6 +48,7 @@ class _Cell:
     text: str  # empty: not measured
     best: bool
     share: float | None = None  # length of the bar below it, as a fraction
+    spread: str = ""  # the standard deviation over seeds
 
 
 def write_page(
@@ -61,6 +62,7 @@ def write_page(
     strips_note: str = "",
     facts: Mapping[str, str],
     note: str = "",
+    sweep: Sweep | None = None,
 ) -> None:
     """Write the page, atomically.
 
@@ -70,7 +72,8 @@ def write_page(
         strips: attacks to show step by step (`report.attack_path`); without them their section is left out.
         strips_note: one sentence: whose model they attack, or why there are none.
         facts: how it was made: images, hardware, command, seed, versions. "Command" is set as code.
-        note: printed below the table of methods, for example the spread over seeds.
+        note: printed below the table of methods.
+        sweep: the settings that differ between the methods; without it their section is left out.
     """
     columns = _columns(methods)
     parts = tables(methods)
@@ -88,6 +91,8 @@ def write_page(
         strips=strips,
         strips_note=strips_note,
         drawings=drawings(methods),
+        sweep=sweep,
+        classes=class_drawings(methods),
         facts=facts,
         version=__version__,
     )
@@ -123,19 +128,17 @@ def table(methods: Sequence[Method]) -> list[list[_Cell]]:
         for row, method in zip(rows, methods, strict=True):
             value = method.accuracies.get(name)
             text = "" if value is None else percent(value)
-            row.append(_Cell(name, text, best=bool(text) and text == winners[method.measured], share=value))
-    adversarial = [method for method in methods if method.backprops > 0]
-    fewest = {
-        task: _winner(
-            list({one.name: -one.backprops for one in adversarial if one.task == task}.values()),
-            lambda value: brief(-value),
-        )
-        for task in {one.task for one in adversarial}
-    }
+            spread = percent(method.spread[name]) if name in method.spread else ""
+            row.append(_Cell(name, text, bool(text) and text == winners[method.measured], value, spread))
+    spent: dict[str, dict[str, float]] = {}  # task -> method -> minus its BPs, where it trains against an attack
+    for method in methods:
+        if method.backprops:
+            spent.setdefault(method.task, {})[method.name] = -method.backprops
+    fewest = {task: _winner(list(each.values()), lambda value: brief(-value)) for task, each in spent.items()}
     for row, method in zip(rows, methods, strict=True):
-        text = brief(method.backprops)
-        row.append(_Cell("Mean BPs", text, best=method in adversarial and text == fewest[method.task]))
-        row.append(_Cell("Seconds", brief(method.seconds), best=False))
+        text = "" if method.backprops is None else brief(method.backprops)
+        row.append(_Cell("Mean BPs", text, best=bool(method.backprops) and text == fewest[method.task]))
+        row.append(_Cell("Seconds", "" if method.seconds is None else brief(method.seconds), best=False))
     return rows
 
 

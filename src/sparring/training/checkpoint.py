@@ -42,9 +42,14 @@ class Checkpoint:
 
 def save(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
     """Write a checkpoint atomically."""
-    # Contiguous copies on the CPU: safetensors refuses views, and shared storage would be written twice.
+    # Contiguous tensors on the CPU, each with memory of its own: safetensors refuses views and tied weights.
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    metadata = {_FACTS: json.dumps(dict(facts), sort_keys=True), _SUM: _checksum(plain)}
+    seen: set[int] = set()
+    for name, tensor in plain.items():
+        place = tensor.untyped_storage().data_ptr()
+        plain[name] = tensor.clone() if place in seen or tensor.untyped_storage().nbytes() > tensor.nbytes else tensor
+        seen.add(place)
+    metadata = {_FACTS: json.dumps(dict(facts), sort_keys=True), _SUM: checksum(plain)}
     with replacing(path) as temporary:
         temporary.write_bytes(to_bytes(plain, metadata))
 
@@ -59,7 +64,7 @@ def load(path: Path, *, device: torch.device | str = "cpu") -> Checkpoint:
         raise UserError(f"there is no checkpoint at {path}.") from None
     except (SafetensorError, OSError) as error:
         raise UserError(f"{path} is not a whole safetensors file ({error}). Copy it again, or use another.") from None
-    if _SUM in metadata and metadata[_SUM] != _checksum(tensors):
+    if _SUM in metadata and metadata[_SUM] != checksum(tensors):
         raise UserError(f"{path} is damaged: its tensors do not match their checksum. Copy it again, or use another.")
     facts = json.loads(metadata.get(_FACTS, "{}"))
     return Checkpoint({name: tensor.to(device) for name, tensor in tensors.items()}, facts)
@@ -70,6 +75,17 @@ def read_facts(path: Path) -> dict[str, Any]:
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
             return dict(json.loads((file.metadata() or {}).get(_FACTS, "{}")))
+    except FileNotFoundError:
+        return {}
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{path} is not a whole safetensors file ({error}). Copy it again, or use another.") from None
+
+
+def read_shapes(path: Path) -> dict[str, list[int]]:
+    """The shapes of a checkpoint's tensors by name, without reading them; empty where there is no checkpoint."""
+    try:
+        with safe_open(path, framework="pt", device="cpu") as file:
+            return {name: list(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 (no dict)
     except FileNotFoundError:
         return {}
     except (SafetensorError, OSError) as error:
@@ -116,9 +132,10 @@ def _reason(error: OSError) -> str:
     return f"{error.strerror or error}."
 
 
-def _checksum(tensors: Mapping[str, Tensor]) -> str:
+def checksum(tensors: Mapping[str, Tensor]) -> str:
+    """sha256 of names and numbers, whatever their order."""
     digest = hashlib.sha256()
     for name in sorted(tensors):
         digest.update(name.encode())
-        digest.update(tensors[name].contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        digest.update(tensors[name].detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()

@@ -2,37 +2,61 @@
 
     batch -> attack (eval mode) -> update (train mode) -> tally;   each epoch: validate, record, save
 
-Every random draw is derived from (seed, epoch, step), so the state of a run is its weights, its momentum and its place,
-and a killed run continues bit for bit (on one machine's CPU; tests/training/test_loop.py kills it ten times). A loss or
-gradient that is not finite stops the run before the update. This module knows no attack and no objective by name.
+Every random draw is derived from (seed, epoch, step), so the state of a run is its weights, what its optimiser
+remembers and its place, and a killed run continues bit for bit (on one machine's CPU; tests/training/test_loop.py kills
+it ten times). A loss or gradient that is not finite stops the run before the update. This module knows no attack and no
+objective by name.
 """
 
 from __future__ import annotations
 
-import shlex
+import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from sparring import engine as engines
 from sparring import models
-from sparring.data import Dataset, Split, batches, count_batches, hold_out, load
+from sparring.attacks.checks import NotFinite
+from sparring.attacks.losses import soft_targets
+from sparring.data import (
+    Batch,
+    Dataset,
+    Passing,
+    Split,
+    Training,
+    as_pixels,
+    cannot_seek,
+    count_steps,
+    load,
+    mixes_labels,
+    training_batches,
+)
 from sparring.engine import Engine
 from sparring.errors import RunFailed, UserError, unknown
+from sparring.models import own
 from sparring.objectives import Progress
-from sparring.seeds import Draw, derive_seed, generator
-from sparring.training import run_folder
+from sparring.schedules import constant
+from sparring.seeds import Draw, derive_seed, generator, seeded
+from sparring.training import optimisers, run_folder
 from sparring.training.checkpoint import read_facts
-from sparring.training.config import Config, differences, model_facts
+from sparring.training.config import Config, model_facts
+from sparring.training.images import images_of
+from sparring.training.initial import Initial, begin_from
+from sparring.training.optimisers import OWN, MakeOptimizer
+from sparring.training.resume import continued, read_initial
 from sparring.training.state import Saver, State, Tally, restore
-from sparring.training.tracking import TensorBoard, Tracker
+from sparring.training.trackers import Trackers, follow
+from sparring.training.tracking import Tracker
 from sparring.training.validation import accuracies, predicts_one_class, validate
 
+_log = logging.getLogger("sparring")
 _PROBE = 64  # training images on which the engine checks its copy of the network
 SAVE_EVERY = 300.0  # seconds between checkpoints within an epoch: about the most that a power cut can cost
 SAVE_AT_ENDS = 20.0  # seconds before the end of another epoch is worth a checkpoint: a GPU trains one in 4 s
@@ -41,8 +65,9 @@ SAVE_AT_ENDS = 20.0  # seconds before the end of another epoch is worth a checkp
 class Interrupted(Exception):
     """The run was asked to stop, and has saved its state."""
 
-    def __init__(self, epoch: int, step: int) -> None:
-        super().__init__(f"stopped in epoch {epoch} after step {step}; saved")
+    def __init__(self, epoch: int, step: int, *, saved: bool = True) -> None:
+        where = "saved" if saved else f"the last checkpoint is that of epoch {epoch - 1}" if epoch > 1 else "not saved"
+        super().__init__(f"stopped in epoch {epoch} after step {step}; {where}")
 
 
 class Diverged(RunFailed):
@@ -65,73 +90,100 @@ def train(
     resume: bool = False,
     overwrite: bool = False,
     device: torch.device | str = "cpu",
+    model: nn.Module | own.Make | None = None,
+    initial: Callable[[str], Initial] | None = None,
+    renewed: Collection[str] = (),
+    say: Callable[[str], None] = _log.info,
     data: Dataset | None = None,
-    tracker: Tracker | None = None,
+    tracker: Trackers = None,
     stop: Callable[[], bool] = lambda: False,
     tensorboard: bool = True,
     engine: engines.EngineKind = "auto",
+    optimizer: MakeOptimizer | None = None,
+    own_lr: bool = False,
 ) -> nn.Module:
     """Train what `config` says into a run folder and return the model of the last epoch (or its average), in eval mode.
 
     Args:
-        resume: continue the run in `folder` if it holds one; its configuration must be this one.
+        resume: continue the run in `folder` if it holds one; its configuration must be this one, or a longer one.
         overwrite: replace a run that is already there.
+        model: the network, where it is the caller's own, or what makes it. A copy is trained: the caller's stays as it
+            is. Without it, `config.model` names one.
+        initial: reads the weights that `config.init` names.
+        renewed: schedules that are given anew for a longer run, by their names (lr, attack.tau).
+        say: told in one line what is not as it was: a new head, another length.
         data: the data set, where the caller has it loaded.
-        tracker: called at every step and epoch.
+        tracker: called at every step and epoch: a `Tracker`, a name (csv, tensorboard, wandb, trackio), or several.
         stop: called after every step; once it returns True the state is saved and `Interrupted` raised.
         engine: "auto" takes captured graphs where CUDA is; "plain" is the reference.
+        optimizer: makes the optimiser from the list of trainable parameters, instead of the one that `config` names.
+        own_lr: keep that optimiser's own learning rate throughout, instead of the schedule of `config`.
     """
     folder, device = Path(folder), torch.device(device)
     if engine not in get_args(engines.EngineKind):
         raise unknown("engine", str(engine), get_args(engines.EngineKind))
+    followers = follow(tracker, folder, tensorboard=tensorboard)
+    config = config if model is None else replace(config, model=models.own_name(model))
     data = data or load(config.data)
-    training, held = hold_out(data.train, config.validation, seed=derive_seed(config.seed, Draw.HOLD_OUT))
-    training, held = training.to(device), held.to(device)
-    steps = count_batches(len(training), config.batch_size)
+    images = images_of(config, data, device)
+    training, held = images.training, images.held
+    steps = count_steps(training, config.batch_size)
     facts = model_facts(config, data)
-    state = begin(config, facts, device)
+    goes_on = resume and (folder / run_folder.LAST).exists()
+    state = begin(config, facts, device, model=model, optimizer=optimizer, fetch=not goes_on)
+    if optimizer is not None:
+        rate = constant(float(state.optimizer.param_groups[0]["lr"])) if own_lr else config.lr
+        config = replace(config, optimizer=f"{OWN}{type(state.optimizer).__name__}", lr=rate, nesterov=False)
     _check_last_batch(state.model, len(training), config.batch_size)
+    started = None if goes_on or not config.init else read_initial(initial, config.init)
+    if started is not None and (note := begin_from(started, state.model, data.num_classes)):
+        say(note)
     with run_folder.claimed(folder), engines.on(device):  # after every check that needs no folder
-        run = _open(folder, config, recipe, data.fingerprint, resume=resume, overwrite=overwrite)
+        given = run_folder.RunFolder(folder, config, recipe, images.fingerprint, started.digest if started else "")
+        there = resume and (folder / run_folder.CONFIG).exists()
+        if there:
+            run = continued(given, initial, renewed, say)
+        else:
+            run = run_folder.create(folder, config, recipe, images=given.images, init=given.init, overwrite=overwrite)
         saved = run.last(device)
         if saved is not None:
             restore(state, saved)
+            if state.step and not images.seekable:
+                raise cannot_seek()
             # Written just before the other: after a crash between the two it is newer, and then it is the one to beat.
             state.best = read_facts(folder / run_folder.BEST).get("metrics", state.best)
+        if there:  # after all that can be refused
+            run_folder.keep_config(run)
+        if config.init and facts["normalize"]:  # the layer came with the weights
+            facts["normalize"] = [state.model.get_buffer(f"normalize.{n}").flatten().tolist() for n in ("mean", "std")]
         run.keep_metrics(state.epoch - 1)
         run_folder.note_environment(folder, device)
-        parts = engine_for(config, state, data, device, engine)
+        with own_draws(config, device, 0, 0):
+            parts = engine_for(config, state, data, device, engine)
         if saved is not None and parts.average is not None:
             parts.average.restore(saved.part("average"))
-        board = TensorBoard(folder, state.epoch) if tensorboard and state.epoch <= config.epochs else None
 
         with Saver(run, state, facts, parts.average) as saver:
-            if tracker:
-                tracker.begin(config, steps=steps, epoch=state.epoch, engine=parts.line)
+            followers.begin(config, steps=steps, epoch=state.epoch, engine=parts.line)
             try:
                 while state.epoch <= config.epochs:
                     history = run.metrics()
                     with parts.tuned():
-                        one_epoch(state, config, parts, training, steps, history, saver.save, tracker, stop)
+                        one_epoch(state, config, parts, training, steps, history, saver.save, followers, stop)
                     judged = parts.judged()
-                    record = _record(state, config, judged, held, history)
+                    with own_draws(config, device, state.epoch, steps):
+                        record = _record(state, config, judged, held, history)
                     run.record(record)
                     is_best = state.best is None or _score(record) > _score(state.best)
                     if is_best:
                         state.best = record
                         saver.keep(judged.model, record)
                     state.epoch, state.step, state.tally = state.epoch + 1, 0, Tally.empty(device)
-                    if state.epoch > config.epochs or saver.idle > SAVE_AT_ENDS:
+                    if state.epoch > config.epochs or saver.idle > SAVE_AT_ENDS or not images.seekable:
                         saver.save()
-                    if board:
-                        board.add(record)
-                    if tracker:
-                        tracker.epoch(record, best=is_best)
+                    followers.epoch(record, best=is_best)
             finally:
-                if board:
-                    board.close()
-                if tracker:
-                    tracker.end()
+                followers.end()
         return parts.judged().model.eval()
 
 
@@ -156,7 +208,7 @@ def one_epoch(
     state: State,
     config: Config,
     engine: Engine,
-    training: Split,
+    training: Training,
     steps: int,
     history: list[dict[str, Any]],
     save: Callable[[], None],
@@ -165,10 +217,12 @@ def one_epoch(
 ) -> None:
     """One pass over the training data, from wherever the state stands; `history` holds the epochs before it."""
     state.model.train()
-    tally, device = state.tally, training.x.device
+    tally, device = state.tally, state.tally.loss.device
+    seekable = not isinstance(training, Passing)  # a checkpoint within an epoch would be of no use otherwise
+    target = targets(config, state.classes)
     began = saved = time.perf_counter()
     before = tally.seconds
-    for x, y in batches(
+    for batch in training_batches(
         training,
         config.batch_size,
         seed=config.seed,
@@ -176,12 +230,17 @@ def one_epoch(
         augment=config.augment,
         start=state.step,
     ):
+        x, y = batch.x, batch.y
         progress = Progress(state.epoch + state.step / steps, config.epochs, history)
         lr, awp = progress.value(config.lr), progress.value(config.awp)
         draws = generator(device, config.seed, Draw.ATTACK, state.epoch, state.step)
 
-        found = engine.attack(config.objective.search(progress), x, y, draws)
-        loss = engine.update(x, found.x_adv, y, lr, awp)
+        with own_draws(config, device, state.epoch, state.step):
+            try:
+                found = engine.attack(config.objective.search(progress), x, y, draws)
+            except NotFinite:
+                raise Diverged(state.epoch, state.step + 1, lr, str(config.lr)) from None
+            loss = engine.update(x, found.x_adv, target(batch), lr, awp)
 
         tally.loss += loss.double() * len(x)
         tally.backprops += found.backprops.sum()
@@ -191,14 +250,26 @@ def one_epoch(
         tally.seconds = before + now - began
         if tracker:
             tracker.step(state.epoch, state.step, lambda: tally.backprops.item() / tally.images)
-        stopping, due = stop(), now - saved > SAVE_EVERY
+        stopping, due = stop(), seekable and now - saved > SAVE_EVERY
         if (stopping or due or state.step % engine.check_every == 0 or state.step == steps) and engine.failed():
             raise Diverged(state.epoch, state.step, lr, str(config.lr))
-        if stopping or due:
+        if (stopping and seekable) or due:
             save()
             saved = now
         if stopping:
-            raise Interrupted(state.epoch, state.step)
+            raise Interrupted(state.epoch, state.step, saved=seekable)
+
+
+def targets(config: Config, classes: int) -> Callable[[Batch], Tensor]:
+    """What an update is told of a batch's labels: class numbers, or soft targets where labels are smoothed or mixed."""
+    if not _soft(config):
+        return lambda batch: batch.y
+    smoothing = config.label_smoothing
+    return lambda batch: soft_targets(batch.y, classes, smoothing=smoothing, other=batch.other, share=batch.share)
+
+
+def _soft(config: Config) -> bool:
+    return config.label_smoothing > 0 or mixes_labels(config.augment)
 
 
 def _record(
@@ -208,7 +279,7 @@ def _record(
     tally = state.tally
     progress = Progress(state.epoch, config.epochs, history)
     how: dict[str, Any] = {"seed": config.seed, "gradients": judged.gradients}
-    natural, robust = validate(judged.model, held, eps=config.validation_eps, **how)
+    natural, robust = validate(judged.model, held, eps=config.validation_radius, norm=config.objective.norm, **how)
     own = config.objective.metrics(progress)
     attack = config.objective.own_attack(progress)
     if attack is not None:
@@ -235,54 +306,61 @@ def _score(record: dict[str, Any]) -> tuple[float, float]:
     return record["pgd10"], record["natural"]
 
 
-def _open(
-    folder: Path, config: Config, recipe: str, images: str, *, resume: bool, overwrite: bool
-) -> run_folder.RunFolder:
-    """Create the run, or open the one in the folder if it has this configuration and the same images."""
-    if not (resume and (folder / run_folder.CONFIG).exists()):
-        return run_folder.create(folder, config, recipe, images=images, overwrite=overwrite)
-    run = run_folder.open_run(folder)
-    if run.images and run.images != images and run.config.data == config.data:
-        raise UserError(
-            f"the training images of {config.data} differ from those that {folder} was started with. Restore them, "
-            "or start another run."
-        )
-    changed = differences(run.config, config)
-    if changed and run.images == images and replace(run.config, data=config.data) == config:
-        run, changed = replace(run, config=config), []  # the same images at another path
-        run_folder.write_config(run)
-    if changed:
-        longer = "A longer run is another run, as schedules follow its length: --out. " if _longer(changed) else ""
-        raise UserError(
-            f"{folder} was started with another configuration ({'; '.join(changed)}). {longer}"
-            f"Resume it as it was: {shlex.join(['sparring', 'train', '--out', str(folder), '--resume'])}."
-        )
-    run_folder.sweep(folder)
-    return run
+def own_draws(config: Config, device: torch.device, epoch: int, step: int) -> AbstractContextManager[None]:
+    """Seeds, inside a block, for what a network of the caller's own draws (dropout). Built-in ones draw nothing."""
+    if models.built_in(config.model):
+        return nullcontext()
+    return seeded(device, config.seed, Draw.NETWORK, epoch, step)
 
 
-def _longer(changed: Sequence[str]) -> bool:
-    return any(words.startswith("epochs ") for words in changed)
+def begin(
+    config: Config,
+    facts: dict[str, Any],
+    device: torch.device,
+    *,
+    model: nn.Module | own.Make | None = None,
+    optimizer: MakeOptimizer | None = None,
+    fetch: bool = True,
+) -> State:
+    """The state of a new run: weights drawn from the seed, or those of a copy of the caller's own `model`.
 
-
-def begin(config: Config, facts: dict[str, Any], device: torch.device) -> State:
-    """The state of a new run: weights drawn from the seed. The global random state is left alone."""
+    The global random state is left alone. `fetch`: whether pretrained weights are needed.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(derive_seed(config.seed, Draw.WEIGHTS))  # the CPU's; CUDA's is untouched
-        model = models.build(
-            facts["name"],
-            num_classes=facts["num_classes"],
-            channels=facts["channels"],
-            size=tuple(facts["size"]),
-            normalize=facts["normalize"],
-        ).to(device)
-    optimizer = torch.optim.SGD(
-        model.parameters(),
+        network = _network(facts, model, fetch).to(device)
+    if not models.built_in(config.model):
+        with own_draws(config, device, 0, 0):
+            given = {name: facts[name] for name in ("num_classes", "channels")}
+            models.check_network(network, **given, size=tuple(facts["size"]))
+        if config.ema:
+            own.copied(network)  # the average is a copy: refuse here what cannot be copied
+    tally, classes = Tally.empty(device), facts["num_classes"]
+    if optimizer is not None:
+        made = optimisers.own(optimizer, network)
+        return State(network, made, tally, classes=classes, made=optimisers.numbers(made))
+    built = optimisers.named(
+        config.optimizer,
+        network,
         lr=config.lr.at(1, config.epochs),
         momentum=config.momentum,
         weight_decay=config.weight_decay,
+        nesterov=config.nesterov,
+        no_decay=config.no_decay,
     )
-    return State(model, optimizer, Tally.empty(device))
+    return State(network, built, tally, classes=classes)
+
+
+def _network(facts: dict[str, Any], model: nn.Module | own.Make | None, fetch: bool) -> nn.Module:
+    """The network that facts describe, or the caller's own behind their normalisation."""
+    if facts["normalize"] and models.has_weights(facts["name"]):
+        raise UserError(f"{facts['name']} brings the normalisation of its weights. Leave out --normalize.")
+    sizes = {"num_classes": facts["num_classes"], "channels": facts["channels"], "size": tuple(facts["size"])}
+    if model is None:
+        return models.build(facts["name"], **sizes, normalize=facts["normalize"], pretrained=fetch)
+    if not isinstance(model, nn.Module):
+        return models.with_normalisation(own.call(model, facts["name"], **sizes), facts["normalize"], sizes["channels"])
+    return models.with_normalisation(own.copied(model), facts["normalize"], sizes["channels"])
 
 
 def engine_for(
@@ -300,8 +378,11 @@ def engine_for(
         half=config.precision == "bf16",
         kind=kind,
         ema=config.ema,
-        images=data.train.x[:_PROBE].to(device).float() / 255,
+        images=as_pixels(data.train.head(_PROBE).x.to(device)),
         fixed_sizes=config.objective.fixed_sizes,
+        soft=_soft(config),
+        clip=config.clip,
+        norm=config.objective.norm,
         **how,
     )
 

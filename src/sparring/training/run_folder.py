@@ -5,7 +5,7 @@
     metrics.jsonl         one line per epoch; lr and eps are those at its beginning
     last.safetensors      everything needed to continue: weights, momentum, place in the epoch
     best.safetensors      the weights of the best epoch on validation data
-    events.out.tfevents…  the same metrics for TensorBoard
+    events.out.tfevents…  the same metrics for TensorBoard; metrics.csv where it was asked for
     evaluation/           results of evaluating the model
 
 Knows files only: no model, no training. A folder that holds a run is overwritten only on request.
@@ -38,6 +38,7 @@ from sparring.training.checkpoint import Checkpoint
 from sparring.training.config import Config
 
 CONFIG, ENVIRONMENT, METRICS = "config.json", "environment.json", "metrics.jsonl"
+CSV = "metrics.csv"  # the same records for a spreadsheet, where they were asked for
 LAST, BEST = "last.safetensors", "best.safetensors"
 EVALUATION = "evaluation"  # a folder: results of `sparring evaluate` and `bound`
 AT_ONCE = "SPARRING_AT_ONCE"  # environment variable: the number of processes that share the device
@@ -52,6 +53,8 @@ class RunFolder:
     config: Config
     recipe: str
     images: str = ""  # fingerprint of the training images; "" where it was not recorded
+    init: str = ""  # digest of the weights that the run began from; "" for none
+    earlier: tuple[dict[str, Any], ...] = ()  # lengths and schedules that it had before it was made longer
 
     def last(self, device: torch.device | str = "cpu") -> Checkpoint | None:
         """The checkpoint to continue from, or None before the first."""
@@ -110,19 +113,21 @@ def claimed(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def create(folder: Path, wanted: Config, recipe: str, *, images: str = "", overwrite: bool = False) -> RunFolder:
-    """Create a run folder with the configuration and the fingerprint of the training images."""
+def create(
+    folder: Path, wanted: Config, recipe: str, *, images: str = "", init: str = "", overwrite: bool = False
+) -> RunFolder:
+    """Create a run folder with the configuration and the fingerprints of the training images and initial weights."""
     if any((folder / name).exists() for name in _OWN):
         if not overwrite:
             raise UserError(
                 f"{folder} already holds a run. Continue it with --resume, choose another folder with --out, "
-                "or replace it with --overwrite."
+                "or replace it with --overwrite (in Python resume=True, out=, overwrite=True)."
             )
         _clear(folder)
     elif folder.is_dir() and any(folder.iterdir()):
         raise UserError(f"{folder} exists and is not a run folder. Choose another with --out.")
     _make(folder)
-    run = RunFolder(folder, wanted, recipe, images)
+    run = RunFolder(folder, wanted, recipe, images, init)
     write_config(run)
     return run
 
@@ -133,9 +138,17 @@ def write_config(run: RunFolder) -> None:
         "recipe": run.recipe,
         "sparring": __version__,
         "images": run.images,
+        **({"init": run.init} if run.init else {}),
+        **({"earlier": list(run.earlier)} if run.earlier else {}),
         "config": config.to_json(run.config),
     }
     checkpoint.write_text(run.folder / CONFIG, json.dumps(written, indent=2) + "\n")
+
+
+def keep_config(run: RunFolder) -> None:
+    """Write config.json where it does not say the same."""
+    if run != open_run(run.folder):
+        write_config(run)
 
 
 def _make(folder: Path) -> None:
@@ -162,7 +175,9 @@ def open_run(folder: Path) -> RunFolder:
             f"{path} is damaged: it is not the JSON that a run writes. The weights can still be evaluated; to train, "
             "begin anew: sparring train ... --overwrite."
         ) from None
-    return RunFolder(folder, found, str(written.get("recipe", "")), str(written.get("images", "")))
+    texts = {name: str(written.get(name, "")) for name in ("recipe", "images", "init")}
+    earlier = written.get("earlier", ())
+    return RunFolder(folder, found, **texts, earlier=tuple(earlier) if isinstance(earlier, list) else ())
 
 
 def sweep(folder: Path) -> None:
@@ -254,7 +269,7 @@ def _program() -> str:
 def _clear(folder: Path) -> None:
     """Remove the files of a run, its evaluations included, and nothing else."""
     shutil.rmtree(folder / EVALUATION, ignore_errors=True)
-    for path in [*folder.glob("events.out.tfevents.*"), *folder.glob(".*.tmp")]:
+    for path in [*folder.glob("events.out.tfevents.*"), *folder.glob(".*.tmp"), folder / CSV]:
         path.unlink(missing_ok=True)
     for name in _OWN:  # the configuration last: until it is gone this is still a run
         (folder / name).unlink(missing_ok=True)

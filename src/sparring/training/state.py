@@ -1,7 +1,7 @@
 """The state of a training run, and the checkpoints that keep it.
 
-Every random draw is derived from (seed, epoch, step), so weights, momentum, the epoch's sums and a place are the whole
-state.
+Every random draw is derived from (seed, epoch, step), so weights, what the optimiser remembers, the epoch's sums and a
+place are the whole state.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from sparring.engine import WeightAverage
 from sparring.errors import UserError
-from sparring.training import run_folder
+from sparring.models.keys import in_words, problems, shapes_of
+from sparring.training import optimiser_state, run_folder
 from sparring.training.checkpoint import Checkpoint
 
 
@@ -41,11 +42,13 @@ class State:
     """Where a run stands. `step` steps of `epoch` (1-based) are done."""
 
     model: nn.Module
-    optimizer: torch.optim.SGD
+    optimizer: torch.optim.Optimizer
     tally: Tally
     epoch: int = 1
     step: int = 0
     best: dict[str, Any] | None = None  # the record of the best epoch so far
+    classes: int = 0  # of the model's output
+    made: list[dict[str, Any]] | None = None  # settings that a caller's own optimiser began with; None for a named one
 
 
 File = tuple[str, dict[str, Tensor], dict[str, Any]]  # name, tensors, facts
@@ -129,12 +132,8 @@ class Saver:
         if self.average is not None:
             sums = {f"average.{name}": tensor for name, tensor in self.average.state().items()}
             weights = _weights("model", self.average.read()) | _weights("live", state.model) | sums
-        momentum = {
-            f"momentum.{name}": state.optimizer.state[parameter]["momentum_buffer"]
-            for name, parameter in state.model.named_parameters()
-            if state.optimizer.state[parameter].get("momentum_buffer") is not None
-        }
-        return weights | momentum | {"tally.loss": state.tally.loss, "tally.backprops": state.tally.backprops}
+        remembered = optimiser_state.tensors(state.optimizer, state.model)
+        return weights | remembered | {"tally.loss": state.tally.loss, "tally.backprops": state.tally.backprops}
 
     def _place(self) -> dict[str, Any]:
         state = self.state
@@ -145,6 +144,7 @@ class Saver:
             "best": state.best,
             "images": state.tally.images,
             "seconds": state.tally.seconds,
+            "optimizer": optimiser_state.facts(state.optimizer, state.model, state.made),
         }
 
 
@@ -152,12 +152,17 @@ def restore(state: State, saved: Checkpoint) -> None:
     """Continue from a checkpoint. The average of the weights, if any, is restored by the engine."""
     try:
         state.model.load_state_dict(saved.part("live") or saved.part("model"))
-    except RuntimeError:  # one of the two was edited
-        raise UserError("the checkpoint holds another network than config.json. Restore config.json.") from None
-    momentum = saved.part("momentum")
-    for name, parameter in state.model.named_parameters():
-        if name in momentum:
-            state.optimizer.state[parameter]["momentum_buffer"] = momentum[name]
+    except RuntimeError:  # another network was named, or one of the two files was edited
+        weights = saved.part("live") or saved.part("model")
+        wrong = in_words(problems(weights, shapes_of(state.model.state_dict())))
+        raise UserError(
+            f"the checkpoint holds another network than {type(state.model).__name__}. {wrong} Name the network that "
+            "was trained, or restore config.json."
+        ) from None
+    # A file without the optimiser's settings is SGD's, and names its momenta so.
+    remembered = {f"momentum_buffer.{name}": tensor for name, tensor in saved.part("momentum").items()}
+    remembered |= saved.part("optimizer")
+    optimiser_state.restore(state.optimizer, state.model, remembered, saved.facts.get("optimizer", {}), state.made)
     tally = saved.part("tally")
     state.tally = Tally(tally["loss"], tally["backprops"], saved.facts["images"], saved.facts["seconds"])
     state.epoch, state.step, state.best = saved.facts["epoch"] + 1, saved.facts["step"], saved.facts["best"]

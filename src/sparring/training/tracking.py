@@ -1,21 +1,18 @@
-"""Who follows a training: the protocol of a tracker, and TensorBoard, whose absence never ends a run."""
+"""Who follows a training: the protocol of a tracker, several as one, and logs that never end a run."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Any, Protocol
 
 from sparring.training.config import Config
 
-if TYPE_CHECKING:
-    from torch.utils.tensorboard import SummaryWriter
-
 
 class Tracker(Protocol):
-    """Follows a training: a progress bar, a log."""
+    """Follows a training: a progress bar, a log. An exception of a caller's own tracker ends the run."""
 
     def begin(self, config: Config, *, steps: int, epoch: int, engine: str) -> None:
         """Training begins, or goes on, at this epoch; `steps` make an epoch; `engine` says in a line what runs."""
@@ -30,40 +27,89 @@ class Tracker(Protocol):
         """Training stops, for whatever reason."""
 
 
-class TensorBoard:
-    """Writes an epoch's numbers as TensorBoard events beside the run's own records, from an epoch on."""
+class Together:
+    """Several trackers as one, called in order; each of them is told the end."""
 
-    def __init__(self, folder: Path, epoch: int) -> None:
-        self.folder = folder
-        self.writer: SummaryWriter | None = None
-        with self._trying():
-            from torch.utils.tensorboard import SummaryWriter  # slow to import, and not needed by the library
+    def __init__(self, trackers: Sequence[Tracker]) -> None:
+        self.trackers = tuple(trackers)
 
-            self.writer = SummaryWriter(str(folder), purge_step=epoch)
+    def begin(self, config: Config, *, steps: int, epoch: int, engine: str) -> None:
+        """Training begins."""
+        for tracker in self.trackers:
+            tracker.begin(config, steps=steps, epoch=epoch, engine=engine)
+
+    def step(self, epoch: int, step: int, backprops: Callable[[], float]) -> None:
+        """A step is done."""
+        for tracker in self.trackers:
+            tracker.step(epoch, step, backprops)
+
+    def epoch(self, record: dict[str, Any], *, best: bool) -> None:
+        """An epoch is done."""
+        for tracker in self.trackers:
+            tracker.epoch(record, best=best)
+
+    def end(self) -> None:
+        """Training stops."""
+        with ExitStack() as stack:
+            for tracker in reversed(self.trackers):
+                stack.callback(tracker.end)
+
+
+class Log(Protocol):
+    """Takes the numbers of one epoch after another."""
 
     def add(self, record: Mapping[str, Any]) -> None:
         """The numbers of an epoch."""
-        with self._trying():
-            for name, value in record.items():
-                if value is not None and self.writer is not None:
-                    self.writer.add_scalar(name, value, record["epoch"])
 
     def close(self) -> None:
         """Write what is left."""
-        with self._trying():
-            if self.writer is not None:
-                self.writer.close()
 
-    @contextmanager
-    def _trying(self) -> Iterator[None]:
+
+class NoLog(Exception):
+    """A log cannot be kept, and that is no failure; the message is the note."""
+
+
+class EpochLog:
+    """A tracker that keeps a log of the epochs. A log that fails is given up with one note; the run goes on.
+
+    Args:
+        name: how the note calls it.
+        start: opens the log at an epoch; the records of earlier epochs are in it, or beside it.
+    """
+
+    def __init__(self, name: str, start: Callable[[Config, int], Log]) -> None:
+        self.name, self.start = name, start
+        self.log: Log | None = None
+
+    def begin(self, config: Config, *, steps: int, epoch: int, engine: str) -> None:
+        """Open the log, unless the run is finished."""
+        if epoch <= config.epochs:
+            self._try(partial(self._open, config, epoch))
+
+    def step(self, epoch: int, step: int, backprops: Callable[[], float]) -> None:
+        """Nothing: reading the mean would make a GPU wait."""
+
+    def epoch(self, record: dict[str, Any], *, best: bool) -> None:
+        """Log the epoch."""
+        if self.log is not None:
+            self._try(partial(self.log.add, record))
+
+    def end(self) -> None:
+        """Close the log."""
+        if self.log is not None:
+            self._try(self.log.close)
+        self.log = None
+
+    def _open(self, config: Config, epoch: int) -> None:
+        self.log = self.start(config, epoch)
+
+    def _try(self, work: Callable[[], object]) -> None:
         try:
-            yield
-        except ImportError:
-            self.writer = None
-            print(
-                "note: no TensorBoard events: the package tensorboard is not installed (pip install tensorboard).",
-                file=sys.stderr,
-            )
-        except OSError as error:
-            self.writer = None
-            print(f"note: no more events for TensorBoard in {self.folder}: {error.strerror or error}.", file=sys.stderr)
+            work()
+        except NoLog as reason:
+            print(f"note: {reason}", file=sys.stderr)
+        except Exception as error:  # whatever a third party's package raises
+            self.log = None
+            why = (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
+            line = " ".join(str(why).split()).rstrip(".")
+            print(f"note: nothing more goes to {self.name}: {line}. The run goes on.", file=sys.stderr)

@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from sparring.attacks import pgd
-from sparring.attacks.checks import Model
+from sparring.attacks.checks import Model, NotFinite
+from sparring.attacks.threat import Norm
 from sparring.data import Split, batches
 from sparring.seeds import Draw, generator
 
@@ -21,14 +22,15 @@ BATCH = 500
 
 
 def validate(
-    model: nn.Module, split: Split, *, eps: float, seed: int, gradients: Model | None = None
+    model: nn.Module, split: Split, *, eps: float, seed: int, norm: Norm = "linf", gradients: Model | None = None
 ) -> tuple[float, float]:
     """Natural and PGD-10 accuracy (steps of eps/4, uniform start), as fractions.
 
     Args:
+        norm: of the ball of radius `eps`.
         gradients: what to take gradients of the input from; the model itself unless given.
     """
-    pgd10 = {"eps": eps, "step_size": eps / 4, "steps": 10, "start": "uniform"}
+    pgd10 = {"eps": eps, "step_size": eps / 4, "steps": 10, "start": "uniform", "norm": norm}
     natural, robust = accuracies(model, split, [None, pgd10], seed=seed, gradients=gradients)
     return natural, robust
 
@@ -48,7 +50,10 @@ def accuracies(
     for index, (x, y) in enumerate(batches(split, BATCH)):
         for place, attack in enumerate(attacks):
             draws = generator(x.device, seed, Draw.VALIDATION, index)
-            points = x if attack is None else pgd(gradients or model, x, y, generator=draws, **attack)
+            try:
+                points = x if attack is None else pgd(gradients or model, x, y, generator=draws, **attack)
+            except NotFinite:  # no prediction can be right: nothing to count
+                continue
             with torch.no_grad():
                 right[place] += (model(points).argmax(dim=1) == y).sum()
     model.train(was_training)

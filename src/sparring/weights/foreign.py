@@ -48,6 +48,7 @@ class ForeignCheckpoint:
     normalize: tuple[list[float], list[float]] | None = None  # (mean, std), where the file has such a layer
     facts: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    named: dict[str, Tensor] = field(default_factory=dict)  # the same tensors under the names of the file
 
 
 class _StandIn:
@@ -71,7 +72,7 @@ def read(path: Path) -> ForeignCheckpoint:
     found = plain(named, path)
     epoch = content.get("epoch") if isinstance(content, Mapping) else None
     facts = {"epoch": epoch} if type(epoch) is int else {}
-    return ForeignCheckpoint(found.tensors, found.normalize, facts, (*notes, *found.notes))
+    return ForeignCheckpoint(found.tensors, found.normalize, facts, (*notes, *found.notes), found.named)
 
 
 def plain(named: Mapping[str, Tensor], path: Path) -> ForeignCheckpoint:
@@ -96,7 +97,7 @@ def plain(named: Mapping[str, Tensor], path: Path) -> ForeignCheckpoint:
     if unused:
         tensors = {key: tensor for key, tensor in tensors.items() if key not in unused}
         notes.append(f"left out sub_block1 ({len(unused)} tensors): the published WRN creates it and never uses it.")
-    return ForeignCheckpoint(_as_numbers(tensors, path), normalize, notes=tuple(notes))
+    return ForeignCheckpoint(_as_numbers(tensors, path), normalize, notes=tuple(notes), named=dict(named))
 
 
 def refuse_impostor(path: Path) -> None:
@@ -106,6 +107,11 @@ def refuse_impostor(path: Path) -> None:
             head = file.read(512)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}. Check the path and its permissions.") from None
+    if path.suffix in (".onnx", ".pt2"):
+        raise UserError(
+            f"{path} is a program for other runtimes, which Sparring does not read back. Give the run folder or a "
+            ".safetensors file."
+        )
     text = head.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
     if not head:
         raise UserError(f"{path} is empty: the download or copy failed. Fetch it again.")

@@ -1,7 +1,7 @@
 """Identify the network that tensors belong to, by names and shapes: architecture, classes, channels, image size.
 
 Knows the architectures of `sparring.models`; must not know files. Nothing is allocated: shapes come from torch's meta
-device.
+device. Tensors do not tell the activation: a WRN with SiLU is taken for one with ReLU unless the caller names it.
 """
 
 from __future__ import annotations
@@ -15,13 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from sparring.errors import UserError
-from sparring.models import build, list_models
+from sparring.models import build, keys, list_models
+from sparring.models.keys import Shapes
 
 Normalisation = tuple[Sequence[float], Sequence[float]]  # (mean, std), one number per channel in each
-Shapes = Mapping[str, tuple[int, ...]]
 # Square sizes to try where only a dense layer reveals the image size, the common ones first.
 SIZES = (32, 28, 8, 64, 224, 96, 16, *range(4, 257))
-FIRST_FEW = 3  # keys named in a message; the rest are counted
 
 
 @dataclass(frozen=True)
@@ -126,14 +125,7 @@ def fits(tensors: Mapping[str, Tensor], shapes: Shapes) -> bool:
 
 def differences(tensors: Mapping[str, Tensor], shapes: Shapes) -> str:
     """The reasons why the tensors do not fit: 'missing: a, b, c and 7 more; unexpected: d.'"""
-    kinds: dict[str, list[str]] = {}
-    for kind, what in _problems(tensors, shapes):
-        kinds.setdefault(kind, []).append(what)
-    parts = []
-    for kind, found in kinds.items():
-        more = f" and {len(found) - FIRST_FEW} more" if len(found) > FIRST_FEW else ""
-        parts.append(f"{kind}: {', '.join(found[:FIRST_FEW])}{more}")
-    return f"{'; '.join(parts)}."
+    return keys.in_words(_problems(tensors, shapes))
 
 
 def advice(tensors: Mapping[str, Tensor]) -> str:
@@ -149,11 +141,10 @@ def advice(tensors: Mapping[str, Tensor]) -> str:
 def _problems(tensors: Mapping[str, Tensor], shapes: Shapes) -> Iterator[tuple[str, str]]:
     """(kind of problem, key) for each key that does not fit."""
     wanted, there = _key_names(shapes), _key_names(tensors)
-    yield from (("missing", key) for key in shapes if key in wanted - there)
-    yield from (("unexpected", key) for key in tensors if key in there - wanted)
-    for key, shape in shapes.items():
-        if key in wanted & there and tuple(tensors[key].shape) != shape:
-            yield "misshaped", f"{key} {tuple(tensors[key].shape)} instead of {shape}"
+    yield from keys.problems(
+        {key: tensor for key, tensor in tensors.items() if key in there},
+        {key: shape for key, shape in shapes.items() if key in wanted},
+    )
 
 
 def _key_names(keys: Mapping[str, object]) -> set[str]:

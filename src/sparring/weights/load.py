@@ -1,4 +1,4 @@
-"""Load models from files: a run folder, Sparring's .safetensors, or a published .pt, .pth or .pth.tar.
+"""Load models from files: a run folder, an exported one, Sparring's .safetensors, or a published .pt or .pth.tar.
 
 Sparring's own files record their architecture; others are read by `foreign`, and `identify` finds their architecture. A
 mismatch names the keys and the nearest architecture. Loading runs no code from the file and leaves the global random
@@ -7,22 +7,27 @@ state unchanged. Knows neither data nor attacks.
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from sparring import models
 from sparring.errors import UserError, did_you_mean
+from sparring.models.keys import in_words, problems, shapes_of
+from sparring.models.own import Make, call, copied, own_name, unnamed
 from sparring.training import checkpoint
-from sparring.weights import foreign, identify
+from sparring.weights import foreign, identify, shipped
 from sparring.weights.identify import Identified, Normalisation
 
 Which = Literal["best", "last"]
 _log = logging.getLogger("sparring")
+HUB_WEIGHTS, HUB_CONFIG = "model.safetensors", "config.json"  # the names in a folder for a model hub
 _SUFFIXES = (".safetensors", ".pt", ".pth", ".tar", ".ckpt", ".bin")
 
 
@@ -44,12 +49,13 @@ class _File:
     facts: dict[str, Any]
     normalize: Normalisation | None = None
     notes: tuple[str, ...] = ()
+    named: dict[str, Tensor] = field(default_factory=dict)  # of a foreign file: the tensors under its own names
 
 
 def load_model(
     path: Path | str,
     *,
-    model: str | None = None,
+    model: str | nn.Module | Make | None = None,
     num_classes: int | None = None,
     channels: int | None = None,
     size: tuple[int, int] | None = None,
@@ -62,8 +68,10 @@ def load_model(
     Its `classes` are the names of the classes in the order of the logits; () where the file does not record them.
 
     Args:
-        path: a run folder, a .safetensors file, or a published .pt, .pth or .pth.tar.
-        model: the architecture, where it can be neither read nor identified.
+        path: a run folder, an exported folder, a .safetensors file, a published .pt, .pth or .pth.tar, or the name of a
+            model that ships with Sparring ("fat-digits"). A file or folder of that name comes first.
+        model: the network, where it is the caller's own: a module (a copy is loaded), what makes it, its
+            registered name, or package.module:make. Else the architecture, where it can be neither read nor identified.
         num_classes: the number of classes; that of the last layer unless given.
         channels: the colour channels; those of the first layer unless given.
         size: (height, width) of its images; matters only to networks whose dense layer depends on it.
@@ -91,7 +99,7 @@ def load_model(
 def load(
     path: Path | str,
     *,
-    model: str | None = None,
+    model: str | nn.Module | Make | None = None,
     num_classes: int | None = None,
     channels: int | None = None,
     size: tuple[int, int] | None = None,
@@ -104,8 +112,18 @@ def load(
         torch.empty(0, device=device)
     except (AssertionError, RuntimeError):
         raise UserError(f"there is no device {str(device)!r} here. Use device='cpu'.") from None
-    file = _read(locate(Path(path), which))
+    if not isinstance(path, str | Path):
+        raise UserError(
+            f"load_model takes the path of a run folder or a file, got {type(path).__name__}. Write for example "
+            "'runs/a'."
+        )
+    file = read(locate(Path(path), which))
     known = _recorded(file)
+    name = known.get("name") if model is None else model
+    if name is not None and not (isinstance(name, str) and models.built_in(name)):
+        sizes = {"num_classes": num_classes, "channels": channels, "size": size}
+        own = {key: value for key, value in sizes.items() if value is not None}
+        return _load_own(file, model, {**known, **own}, normalize, device)
     given = {"name": model, "num_classes": num_classes, "channels": channels, "size": size}
     network = _network(file, {**known, **{key: value for key, value in given.items() if value is not None}})
     normalize = _agreed(file.path, known.get("normalize") or file.normalize, normalize)
@@ -135,7 +153,7 @@ def load(
 
 def facts(path: Path | str, *, which: Which = "last") -> dict[str, Any]:
     """What a file records about itself (model, data, epoch, ...), or {} where it records nothing."""
-    return _read(locate(Path(path), which)).facts
+    return read(locate(Path(path), which)).facts
 
 
 def locate(path: Path, which: str) -> Path:
@@ -147,6 +165,8 @@ def locate(path: Path, which: str) -> Path:
         chosen = path / f"{which}.safetensors"
         if chosen.is_file():
             return chosen
+        if (path / HUB_WEIGHTS).is_file():
+            return path / HUB_WEIGHTS
         there = [w for w in ("best", "last") if (path / f"{w}.safetensors").is_file()]
         if there:
             raise UserError(f"the run {path} has no {which} checkpoint, only {there[0]!r}. Use which={there[0]!r}.")
@@ -155,14 +175,64 @@ def locate(path: Path, which: str) -> Path:
         files = sorted(file.name for file in path.iterdir() if file.name.endswith(_SUFFIXES))
         hint = f" It holds {', '.join(files[:3])}: give one of these." if files else " Give a run folder or a file."
         raise UserError(f"{path} is not a run folder: it holds no {which}.safetensors.{hint}")
+    if (own := shipped.find(path)) is not None:
+        return own
     if not path.exists():
-        siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
-        hint = did_you_mean(path.name, siblings) or " Check the path."
+        siblings = [
+            entry.name
+            for entry in (path.parent.iterdir() if path.parent.is_dir() else ())
+            if entry.is_dir() or entry.name.endswith(_SUFFIXES)
+        ]
+        hint = did_you_mean(path.name, [*siblings, *shipped.names()]) or (
+            f" Check the path. Models that ship with Sparring: {', '.join(shipped.names())}."
+        )
         raise UserError(f"there is no checkpoint at {path}.{hint}")
     return path
 
 
-def _read(path: Path) -> _File:
+def _load_own(
+    file: _File,
+    model: str | nn.Module | Make | None,
+    described: Mapping[str, Any],
+    normalize: Normalisation | None,
+    device: torch.device | str,
+) -> Loaded:
+    """A network that is not built in: as the caller names it, or as a name that this process knows."""
+    sizes = {key: described.get(key) for key in ("num_classes", "channels", "size")}
+    if model is not None and not isinstance(model, str) and callable(model):
+        name = described.get("name", own_name(model))
+        net = copied(model) if isinstance(model, nn.Module) else call(model, name, **sizes)
+    else:
+        name = str(described.get("name") if model is None else model)
+        if model is not None:
+            models.name_model(model)  # type: ignore[arg-type]
+        elif (error := unnamed(name)) is not None:
+            raise UserError(f"{file.path}: {error}")
+        with torch.random.fork_rng(devices=[]):
+            net = models.build(name, **sizes, pretrained=False)  # type: ignore[arg-type]
+    inside = described.get("normalize")
+    normalize = _agreed(file.path, inside or file.normalize, normalize)
+    channels = sizes["channels"] or (len(normalize[0]) if normalize else 0)
+    candidates = [net, models.with_normalisation(net, normalize, channels)] if normalize is not None else [net]
+    given = [file.tensors, *([file.named] if file.named else [])]
+    fitting = [(network, tensors) for network in candidates for tensors in given if _fits(network, tensors)]
+    if not fitting:
+        network = candidates[-1] if inside else net
+        wrong = in_words(problems(given[0], shapes_of(network.state_dict())))
+        raise UserError(f"{file.path} does not hold the weights of {type(net).__name__} ({name}). {wrong}")
+    network, tensors = fitting[0]
+    network.load_state_dict(tensors, strict=True)
+    facts = {**{key: list(value) if key == "size" and value else value for key, value in sizes.items()}, "name": name}
+    recorded = file.facts.get("model")
+    about = {**(recorded if isinstance(recorded, dict) else {"normalize": normalize}), **facts}
+    return Loaded(network.to(device).eval(), {**file.facts, "model": about}, file.notes)
+
+
+def _fits(network: nn.Module, tensors: Mapping[str, Tensor]) -> bool:
+    return next(problems(tensors, shapes_of(network.state_dict())), None) is None
+
+
+def read(path: Path) -> _File:
     """The tensors and facts of any file; no code from it is run."""
     foreign.refuse_impostor(path)
     with path.open("rb") as opened:
@@ -171,13 +241,26 @@ def _read(path: Path) -> _File:
         published = foreign.read(path)
     else:
         own = checkpoint.load(path)
+        if "model" not in own.facts and path.name == HUB_WEIGHTS:
+            own = replace(own, facts=_described_beside(path))
         if "model" in own.facts:
             # A training checkpoint also holds the optimiser's state; an exported file holds the network alone.
             tensors = own.part("model") or own.tensors
             inside = [tensors[key].flatten().tolist() for key in ("normalize.mean", "normalize.std") if key in tensors]
             return _File(path, tensors, own.facts, (inside[0], inside[1]) if len(inside) == 2 else None)
         published = replace(foreign.plain(own.tensors, path), facts=own.facts)
-    return _File(path, published.tensors, published.facts, published.normalize, published.notes)
+    return _File(path, published.tensors, published.facts, published.normalize, published.notes, published.named)
+
+
+def _described_beside(path: Path) -> dict[str, Any]:
+    """What config.json says of the weights beside it, where huggingface_hub's mixin wrote both; else {}."""
+    try:
+        described = json.loads((path.parent / HUB_CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    model = described.get("model") if isinstance(described, dict) else None
+    named = isinstance(model, dict) and isinstance(model.get("name"), str)  # else another library's
+    return {key: described[key] for key in ("model", "threat") if key in described} if named else {}
 
 
 def _recorded(file: _File) -> dict[str, Any]:
@@ -191,10 +274,21 @@ def _recorded(file: _File) -> dict[str, Any]:
     return known
 
 
+def _is_moments(given: object) -> bool:
+    if not isinstance(given, Sequence) or isinstance(given, str) or len(given) != 2:
+        return False
+    return all(isinstance(part, Sequence) and not isinstance(part, str) for part in given) and len(given[0]) == len(
+        given[1]
+    )
+
+
 def _agreed(path: Path, inside: Normalisation | None, given: Normalisation | None) -> Normalisation | None:
     """The normalisation of the file or of the caller; refused where the two differ."""
-    if given is not None and (len(given) != 2 or len(given[0]) != len(given[1])):
-        raise UserError(f"normalize must be (mean, std), one number per channel in each, got {given!r}.")
+    if given is not None and not _is_moments(given):
+        raise UserError(
+            f"normalize must be (mean, std), one number per channel in each, got {given!r}. Write for example "
+            "([0.5], [0.25])."
+        )
     if inside is None:
         return given
     if given is not None:

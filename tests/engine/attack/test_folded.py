@@ -264,3 +264,18 @@ def test_a_fault_at_many_images_alone_is_seen(monkeypatch):
 
     monkeypatch.setattr(units, "conv_relu", small)
     assert not fused_mismatch(network, model, x[:8]) and fused_mismatch(network, model, x[:8], sizes=(4, 16))
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # the old weight_norm announces its successor
+@pytest.mark.parametrize(
+    ("computed", "why"),
+    [
+        (nn.utils.weight_norm, "a layer has hooks"),
+        (nn.utils.parametrizations.spectral_norm, "a layer's weight is computed from others"),
+    ],
+)
+def test_a_weight_that_is_computed_in_the_forward_pass_is_not_folded(computed, why):
+    """The folded copy would read it before it is computed anew."""
+    model = nn.Sequential(computed(nn.Conv2d(3, 4, 3)), nn.BatchNorm2d(4), nn.Flatten())
+    with pytest.raises(NotFolded, match=why):
+        fold(model, dtype=torch.float32, fused=False)

@@ -11,6 +11,7 @@ from sparring.engine.attack.runner import CapturedAttack
 from sparring.engine.attack.split_batch import SplitBatch
 from sparring.objectives import KTauPGD
 from tests.attacks.conftest import images, network
+from tests.attacks.oracle import literal_friendly_pgd
 
 CPU = torch.device("cpu")
 
@@ -39,6 +40,27 @@ def test_equals_the_plain_attack(tau, loss, start, noise, project):
     x, y = images(model, 24)
     attack = CapturedAttack(model, 24, (1, 6, 6), 4, device=CPU, dtype=torch.float64, every=5)
     both(model, attack, x, y, tau=tau, loss=loss, start=start, noise=noise, project=project)
+
+
+@pytest.mark.parametrize("tau", [0, 2, 8])
+@pytest.mark.parametrize(
+    ("loss", "start", "noise", "project"),
+    [("ce", "uniform", 0.0, True), ("kl", "normal", 0.01, True), ("ce", None, 0.02, False)],
+)
+def test_equals_the_literal_oracle_in_l2(tau, loss, start, noise, project):
+    model = network()
+    x, y = images(model, 24)
+    attack = CapturedAttack(model, 24, (1, 6, 6), 4, device=CPU, dtype=torch.float64, every=5)
+    how = {"eps": 0.6, "step_size": 0.15, "steps": 6, "tau": tau, "loss": loss, "start": start, "noise": noise}
+    how |= {"project": project, "norm": "l2"}
+    for count in (24, 17):  # the second batch finds the buffers as the first left them, and rows in the sink
+        expected, counts = literal_friendly_pgd(model, x[:count], y[:count], seed=5, **how)
+        found = attack(search(**how), x[:count], y[:count], torch.Generator().manual_seed(5))
+        assert torch.equal(found.backprops, counts)
+        assert torch.allclose(found.x_adv, expected, rtol=0, atol=1e-10)
+    assert tau == 8 or counts.float().mean() < 6
+    attack(search(**how | {"norm": "linf"}), x, y, torch.Generator())
+    assert len(attack.made) == 2  # a capture of its own for each norm
 
 
 @pytest.mark.parametrize("loss", ["ce", "kl"])

@@ -291,3 +291,18 @@ def test_a_batch_norm_of_another_precision_is_refreshed_alone(norm, dtype):
     assert ScaleShift(nn.BatchNorm2d(8), dtype=torch.float32).in_a_row and not unit.in_a_row
     unit.refresh()
     assert torch.allclose(unit.scale.float(), torch.full((1, 8, 1, 1), (1 + norm.eps) ** -0.5), atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["wrn-10-1-silu", "preact_resnet18"])
+def test_networks_that_are_built_in_and_not_wide_relu_ones_are_left_to_autograd(both, name):
+    model = build(name, num_classes=10)
+    if name == "preact_resnet18":
+        model = nn.Sequential(
+            model.conv1, model.layer1, model.layer2[0], model.layer2[0].shortcut[0].__class__(128, 8, 1)
+        )
+        model.append(nn.AdaptiveAvgPool2d(1)).append(nn.Flatten())
+    ours, plain = both(model)
+    assert ours.manual is None
+    x = torch.rand(2, 3, 8, 8)
+    expected = model.eval()(x)
+    assert close(ours(x), expected) and close(plain(x), expected)

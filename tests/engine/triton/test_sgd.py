@@ -10,7 +10,7 @@ if torch.cuda.is_available():
     pytest.skip("for the interpreter; on CUDA run benchmarks/check_engine.py", allow_module_level=True)
 
 from sparring.engine.triton import sgd
-from sparring.engine.update.sgd import Sgd
+from sparring.engine.update.descent import Descent
 
 SHAPES = [(8, 3, 3, 3), (5,), (33, 70), (1,), (64, 64, 1, 1), (10, 512), (13, 7, 3, 3)]  # from 1 value to three blocks
 NARROW = torch.bfloat16
@@ -35,7 +35,7 @@ def gradients(weights, seed: int) -> list[torch.Tensor]:
 def make_sgd(weights, *, momentum: float, weight_decay: float):
     optimizer = torch.optim.SGD(weights, lr=1.0, momentum=momentum, weight_decay=weight_decay)
     leaves = [torch.nn.Parameter(w.detach().to(NARROW)) if w.dim() > 1 else w for w in weights]
-    return Sgd(optimizer, weights, leaves, kernels=sgd), optimizer, leaves
+    return Descent(optimizer, weights, leaves, kernels=sgd), optimizer, leaves
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.01])
@@ -71,7 +71,7 @@ def test_non_finite_step_is_skipped_and_remembered(where, number):
     step, _, leaves = make_sgd(weights, momentum=0.9, weight_decay=0.01)
     step.lr.fill_(0.1)
     step(torch.tensor(1.0), gradients(weights, 0))
-    before = [t.detach().clone() for t in (*weights, *leaves, *step.momenta)]
+    before = [t.detach().clone() for t in (*weights, *leaves, *step.state)]
     bad, loss = gradients(weights, 1), torch.tensor(1.0)
     place = {"first": (0, 0), "narrow": (5, 5119), "wide": (1, 4), "last": (6, -1)}
     if where == "loss":
@@ -81,10 +81,10 @@ def test_non_finite_step_is_skipped_and_remembered(where, number):
         bad[tensor].as_strided((bad[tensor].numel(),), (1,))[value] = number
     step(loss, bad)
     assert step.failed == 1 and step.skip == 1
-    assert all(torch.equal(a, b) for a, b in zip(before, (*weights, *leaves, *step.momenta), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(before, (*weights, *leaves, *step.state), strict=True))
     step(torch.tensor(1.0), gradients(weights, 2))  # a finite step is taken, the flag stays
     assert step.failed == 1 and step.skip == 0
-    assert not any(torch.equal(a, b) for a, b in zip(before, (*weights, *leaves, *step.momenta), strict=True))
+    assert not any(torch.equal(a, b) for a, b in zip(before, (*weights, *leaves, *step.state), strict=True))
 
 
 def test_gradients_in_other_layouts_and_dtypes():

@@ -211,7 +211,7 @@ def test_what_a_warm_up_moves_is_put_back(kernels, monkeypatch):
         assert torch.equal(step(*batch(BATCH, number), 0.1, awp), values[number])
     assert len(warmed) == 2
     assert_same(theirs, ours, 0.0)
-    for one, other in zip(expected.sgd.momenta, step.sgd.momenta, strict=True):
+    for one, other in zip(expected.descent.state, step.descent.state, strict=True):
         assert torch.equal(one, other)
     assert not step.failed()
 
@@ -274,7 +274,7 @@ def test_a_step_that_fails_leaves_the_copies_as_they_were(awp, kernels, norms):
     step = fast(model, objective("madry"), half=True, kernels=kernels, norms=norms)
     step(*batch(BATCH, 0), 0.1)
     step.amp_copy.refresh()  # Triton's interpreter cuts where torch rounds
-    held = (*step.parameters, *step.amp_copy.copies, *step.sgd.momenta)
+    held = (*step.parameters, *step.amp_copy.copies, *step.descent.state)
     before = [tensor.detach().clone() for tensor in held]
     x, x_adv, y = batch(BATCH, 1)
     value = step(x, x_adv * float("nan"), y, 0.1, awp)

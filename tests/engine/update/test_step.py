@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from sparring.attacks.losses import soft_targets
 from sparring.engine.cuda_graphs import NotCapturable
 from sparring.engine.ema import WeightAverage
 from sparring.engine.plain import PlainUpdate
@@ -80,11 +81,11 @@ def trained(count, updates=3):
     given |= {"after": average.move, "also": list(average.state().values())}
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9)
     update = FastUpdate(model, optimizer, lambda m, x, x_adv, y: nn.functional.cross_entropy(m(x_adv), y), **given)
-    update.sgd.settle = lambda: settled.append(1)
+    update.descent.settle = lambda: settled.append(1)
     x, y = torch.rand(8, 1, 6, 6)[:count], (torch.arange(8) % 4)[:count]
     for _ in range(updates):
         update(x, x, y, 0.05)
-    return [*model.state_dict().values(), *average.state().values(), *update.sgd.momenta], len(settled)
+    return [*model.state_dict().values(), *average.state().values(), *update.descent.state], len(settled)
 
 
 @pytest.mark.parametrize("count", [8, 5])
@@ -334,3 +335,22 @@ def test_uncapturable_step_runs_uncaptured(monkeypatch):
         one, other = plain(x, x, y, 0.05, awp), fast(x, x, y, 0.05, awp)
         torch.testing.assert_close(one.float(), other.float(), rtol=1e-6, atol=1e-7)
     assert fast.not_captured == "it makes the host wait" and fast.pool is None
+
+
+@pytest.mark.parametrize("name", ["fat", "trades", "mart"])
+def test_soft_targets_beside_class_numbers(name):
+    """One-hot targets take the step of class numbers; smoothed ones that of the plain engine, at their own graph."""
+    (plain_model, plain), (fast_model, fast) = pair(name)
+    x, y = images(plain_model.eval(), 26)
+    plain_model.train()
+    for smoothing, target in [(0.0, False), (0.0, True), (0.2, True), (0.2, True)]:
+        for rows in (slice(0, 16), slice(16, 26)):
+            soft = soft_targets(y[rows], 4, smoothing=smoothing)
+            given = x[rows], (x[rows] + 0.01).clamp(0, 1)
+            one = plain(*given, soft if smoothing else y[rows], 0.05)
+            torch.testing.assert_close(
+                one.float(), fast(*given, soft if target else y[rows], 0.05), rtol=1e-5, atol=1e-6
+            )
+    assert {kind for _, _, kind in fast.graphs} == {0, 4}
+    for a, b in zip(plain_model.state_dict().values(), fast_model.state_dict().values(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)

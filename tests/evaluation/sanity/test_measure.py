@@ -164,6 +164,10 @@ def through_numpy(net: nn.Module, x: Tensor) -> Tensor:
     return torch.from_numpy(net(x).numpy())
 
 
+def overflowing(net: nn.Module, x: Tensor) -> Tensor:
+    return net(x) / 0.0
+
+
 BROKEN: list[tuple[str, Callable[[], Forward], set[str]]] = [
     (
         "quantised",
@@ -186,6 +190,7 @@ BROKEN: list[tuple[str, Callable[[], Forward], set[str]]] = [
     ("softmaxed", lambda: softmaxed, {"probabilities-not-logits"}),
     ("batch_normed", lambda: batch_normed, {"batch-dependence"}),
     ("cut", lambda: cut, {"non-differentiable"}),
+    ("overflowing", lambda: overflowing, {"logits-not-finite"}),
     ("cut_behind", lambda: cut_behind, {"non-differentiable"}),
     ("through_numpy", lambda: through_numpy, {"non-differentiable"}),
 ]
@@ -238,6 +243,7 @@ def test_every_doubt_has_a_broken_model() -> None:
     [
         (softmaxed, "probabilities-not-logits"),
         (cut, "non-differentiable"),
+        (overflowing, "logits-not-finite"),
         (confident, "vanishing-gradients"),
     ],
 )
@@ -360,3 +366,28 @@ def test_bad_input_is_refused(nets: dict, unseen: tuple[Tensor, Tensor]) -> None
         doubts(nets["robust", 0], unseen[0], unseen[1][:3], eps=0.1)
     with pytest.raises(UserError, match="logits of shape"):
         doubts(lambda x: x, *unseen, eps=0.1)
+
+
+def test_the_checks_hold_in_l2(nets, unseen):
+    """An honest network has no doubts in the L2 ball, and a masked gradient is found there too."""
+    x, y = unseen
+    for kind, eps in (("standard", 0.3), ("robust", 1.0)):
+        assert doubts(nets[kind, 0], x, y, eps=eps, norm="l2") == []
+    for forward, expected in ((shattered, "square-beats-white-box"), (misleading, "loss-does-not-grow")):
+        assert expected in names(doubts(Broken(nets["robust", 0], forward).eval(), x, y, eps=1.0, norm="l2"))
+    with pytest.raises(UserError, match="eps must be finite"):
+        doubts(nets["robust", 0], x, y, eps=-1.0, norm="l2")
+
+
+def test_logits_that_are_finite_at_the_images_alone_are_named(nets, unseen):
+    x, y = unseen
+    clean = x.clone()
+
+    def fragile(net: nn.Module, points: Tensor) -> Tensor:
+        here = net(points)
+        same = (points.detach()[:, None] == clean[None, : len(clean)]).flatten(2).all(dim=2).any(dim=1)
+        return torch.where(same[:, None], here, torch.nan)
+
+    found = doubts(Broken(nets["standard", 0], fragile).eval(), x, y, eps=0.1, limit=40)
+    assert [doubt.name for doubt in found] == ["logits-not-finite"]
+    assert "logits are not finite for" in found[0].evidence

@@ -38,7 +38,7 @@ def test_items_are_complete(item):
     for row in item.rows:
         assert row.configs and set(row.configs) <= {"lite", "full"}
         assert set(row.paper) <= set(item.columns)
-        assert item.kind != "table" or len({one.label for one in item.rows}) == len(names)
+        assert item.kind not in ("table", "benchmark") or len({one.label for one in item.rows}) == len(names)
         if isinstance(row.measure, Robustness):
             offered = {attack.name for attack in PROTOCOLS[row.measure.protocol].attacks}
             assert set(item.columns.values()) - {"natural", "autoattack"} <= offered
@@ -104,8 +104,30 @@ def test_radii_and_steps():
     assert (
         far.objective.name == "trades" and far.objective.steps == 20 and far.objective.step_size == pytest.approx(0.015)
     )
-    free = row_of("fig-no-projection", "resnet18-tau3-alpha0.009").configs["lite"].objective
-    assert not free.project and free.start is None and free.steps * free.step_size == pytest.approx(0.09)
+    free = row_of("fig-no-projection", "resnet18-tau3-alpha0.011").configs["lite"].objective
+    assert not free.project and free.start is None and free.steps * free.step_size == pytest.approx(0.11)
+
+
+@pytest.mark.parametrize(
+    ("item", "prefix", "methods", "points"),
+    [
+        ("fig-no-projection", "resnet18-", ("tau0", "tau1", "tau3", "madry"), (0.003, 0.007, 0.011, 0.015)),
+        ("fig-eps", "resnet18-cifar10-k10-", ("tau0", "tau1", "tau3", "madry"), (0.03, 0.06, 0.09, 0.12, 0.15)),
+        ("fig-eps", "resnet18-cifar10-k20-", ("tau0", "tau1", "tau3", "madry"), (0.03, 0.09, 0.15)),
+        ("fig-eps", "resnet18-cifar10-trades-k10-", ("tau0", "tau1", "tau3", "trades"), (0.03, 0.06, 0.09, 0.12, 0.15)),
+        ("fig-eps", "resnet18-svhn-k10-", ("tau0", "tau1", "tau3", "madry"), (0.01, 0.03, 0.06)),
+    ],
+)
+def test_the_lite_scale_of_a_line_figure_is_a_whole_grid(item, prefix, methods, points):
+    letter = "alpha" if item == "fig-no-projection" else "eps"
+    wanted = {f"{prefix}{method}-{letter}{x:g}": x for method in methods for x in points}
+    rows = [row for row in specs.find(item).rows if row.name.startswith(prefix) and "lite" in row.configs]
+    assert {row.name: row.x for row in rows} == wanted
+
+
+def test_step_sizes_at_full_scale_are_those_of_the_recipes():
+    full = [row for row in specs.find("fig-no-projection").rows if "full" in row.configs]
+    assert sorted({row.x for row in full}) == [0.003, 0.006, 0.009, 0.012, 0.015]
 
 
 def test_runs_that_figures_share():

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from sparring.attacks import ball, losses
 from sparring.attacks.checks import Model
+from sparring.attacks.threat import Norm
 from sparring.engine.attack.split_batch import SplitBatch, ahead
 from sparring.engine.manual.manual_network import ManualNetwork
 
@@ -34,12 +35,14 @@ class ActiveSet:
         noise: bool,
         project: bool,
         device: torch.device,
+        norm: Norm = "linf",
         dtype: torch.dtype = torch.float32,
         kernels: ModuleType | None = None,
     ) -> None:
-        """`kernels` are those of triton/attack_step.py, which read fp32; without them torch's operations run."""
-        self.kernels = kernels if dtype == torch.float32 else None
-        self.batch, self.steps, self.inner, self.project = batch, steps, inner, project
+        """`kernels` are those of triton/attack_step.py, which read fp32 and move along signs: torch's operations, in
+        the same captured graph, run for any other precision and for L2."""
+        self.kernels = kernels if dtype == torch.float32 and norm == "linf" else None
+        self.batch, self.steps, self.inner, self.project, self.norm = batch, steps, inner, project, norm
         row = (batch + 1, *shape)  # the last one is the sink
         self.x = torch.zeros(row, device=device, dtype=dtype)
         self.x_adv = torch.zeros(row, device=device, dtype=dtype)
@@ -96,7 +99,7 @@ class ActiveSet:
         count = len(x)
         kicks = () if self.kicks is None else self.kicks[:, :count]
         if self.kernels is None or x.dtype != torch.float32 or generator.device != x.device:
-            begun = ball.random_start(x, eps=eps, start=start, generator=generator, inside=self.project)
+            begun = ball.random_start(x, eps=eps, start=start, generator=generator, inside=self.project, norm=self.norm)
             self.begin(x, y, begun, tau=tau, eps=eps, step_size=step_size, noise=noise)
             for kick in kicks:
                 kick.copy_(ball.draw_normal(x, generator))
@@ -200,16 +203,15 @@ class ActiveSet:
         self.slots.index_copy_(0, place, self.places[:size].int())
 
     def _move(self, gradient: Tensor) -> None:
-        """Take a step along the sign of the gradient; examples that have stopped move in the sink."""
+        """Take the steepest step of the norm; examples that have stopped move in the sink."""
         eps, step_size, noise = self.numbers
         target = self.target[: len(gradient)]
         natural = self.x[target]
-        moved = self.x_adv[target] + step_size * gradient.sign()
+        moved = self.x_adv[target] + step_size * ball.steepest(gradient, self.norm)
         if self.kicks is not None:
             moved = moved + noise * self.kicks.index_select(0, self.step_index)[0][target]
-        if self.project:
-            moved = torch.minimum(torch.maximum(moved, natural - eps), natural + eps)
-        self.x_adv.index_copy_(0, target, moved.clamp(0.0, 1.0))
+        moved = ball.project(moved, natural, eps, self.norm) if self.project else moved.clamp(0.0, 1.0)
+        self.x_adv.index_copy_(0, target, moved)
 
     def read(self) -> tuple[int, int]:
         """(steps ever taken, examples that took the last), as last reported by the device."""

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from sparring.attacks.eval_mode import eval_mode
 from sparring.engine.cuda_graphs import reason
@@ -26,6 +27,7 @@ from sparring.engine.fx_graph import (
     become,
     drop,
     fork,
+    hooked,
     is_mean,
     is_relu,
     module_of,
@@ -186,6 +188,11 @@ def _fold(graph: fx.GraphModule, model: nn.Module, dtype: torch.dtype, fused: bo
 
 def _traced(model: nn.Module) -> fx.GraphModule:
     """The model's graph in eval mode."""
+    # A weight that a hook or a parametrisation computes is read before the next forward pass has computed it anew.
+    if any(hooked(module) for module in model.modules()):
+        raise NotFolded("a layer has hooks")
+    if any(is_parametrized(module) for module in model.modules()):
+        raise NotFolded("a layer's weight is computed from others")
     try:
         with eval_mode(model):  # a forward that asks for its mode is traced in eval mode
             graph = fx.GraphModule(model, Tracer().trace(model))

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from sparring.attacks import Found
 from sparring.attacks.checks import Model
+from sparring.attacks.threat import Norm
 from sparring.engine.attack.active_set import ActiveSet
 from sparring.engine.attack.buckets import bucket_sizes, fitting
 from sparring.engine.attack.split_batch import SplitBatch
@@ -58,7 +59,7 @@ class CapturedAttack:
         self.halves = halves
         self.sizes = bucket_sizes(batch, every=every)
         self.pool = pool_for(device) if captured else None
-        self.made: dict[tuple[int, str, bool, bool], _CapturedPGD] = {}
+        self.made: dict[tuple[int, str, bool, bool, Norm], _CapturedPGD] = {}
         self.launched = dict.fromkeys(self.sizes, 0)  # steps by bucket, over all calls
 
     def uncapture(self) -> None:
@@ -70,7 +71,7 @@ class CapturedAttack:
 
     def capture(self, search: KTauPGD) -> _CapturedPGD:
         """Buffers and captured steps for this attack, made at its first call. Raises what the capture raises."""
-        key = (search.steps, search.loss, search.noise > 0, search.project)
+        key = (search.steps, search.loss, search.noise > 0, search.project, search.norm)
         if key not in self.made:
             self.made[key] = _CapturedPGD(self, *key)
         if search.tau < search.steps and self.halves:
@@ -108,7 +109,7 @@ class CapturedAttack:
 class _CapturedPGD:
     """The buffers and captured steps of one attack."""
 
-    def __init__(self, attack: CapturedAttack, steps: int, inner: str, noise: bool, project: bool) -> None:
+    def __init__(self, attack: CapturedAttack, steps: int, inner: str, noise: bool, project: bool, norm: Norm) -> None:
         self.attack = attack
         self.active = active = ActiveSet(
             attack.batch,
@@ -118,6 +119,7 @@ class _CapturedPGD:
             inner=inner,
             noise=noise,
             project=project,
+            norm=norm,
             device=attack.device,
             dtype=attack.dtype,
             kernels=attack.kernels,

@@ -46,9 +46,10 @@ class AmpCopy:
             shape: of an image, to check them on.
             without: hand-written parts to leave out: wide_channels, compile_ahead.
         """
-        cast = [layer.weight for layer in model.modules() if isinstance(layer, _CAST)]
-        cast += [layer.bias for layer in model.modules() if isinstance(layer, nn.Linear) and layer.bias is not None]
-        ids = {id(weight) for weight in cast if half and weight.dtype == torch.float32}
+        # Read from the table of parameters: the attribute may be computed, which can move a layer's buffers.
+        cast = [layer._parameters.get("weight") for layer in model.modules() if isinstance(layer, _CAST)]
+        cast += [layer._parameters.get("bias") for layer in model.modules() if isinstance(layer, nn.Linear)]
+        ids = {id(weight) for weight in cast if half and weight is not None and weight.dtype == torch.float32}
         self.weights = [parameter for parameter in parameters if id(parameter) in ids]
         self.copies: list[Tensor] = [nn.Parameter(weight.detach().to(torch.bfloat16)) for weight in self.weights]
         self.versions = [weight._version for weight in self.weights]

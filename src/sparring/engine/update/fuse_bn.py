@@ -24,6 +24,7 @@ from sparring.engine.fx_graph import (
     become,
     drop,
     give,
+    hooked,
     is_max_pool_2x2,
     is_relu,
     module_of,
@@ -53,7 +54,7 @@ def fuse(
     Args:
         widen: give convolutions of odd widths the channels that cuDNN's fast kernels need.
     """
-    if any(_hooked(module) for module in model.modules()):
+    if any(hooked(module) for module in model.modules()):
         raise NotFused("a layer has hooks, which fusing would skip")
     modes = [(module, module.training) for module in model.modules()]
     try:
@@ -177,12 +178,6 @@ def compile_for(graph: fx.GraphModule, x: Tensor) -> None:
     finally:
         for unit in units:
             unit.dry = False
-
-
-def _hooked(module: nn.Module) -> bool:
-    """Whether it has hooks."""
-    kinds = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return any(kinds)
 
 
 def _usual(graph: fx.GraphModule, node: fx.Node) -> bool:

@@ -1,102 +1,42 @@
-"""SGD with momentum on tensors that stay in place, the learning rate among them, so that it can be captured.
-
-The rule is torch's. Where the loss or a gradient is not finite, no weight and no momentum moves.
-"""
+"""SGD of one parameter group on tensors that stay in place, so that it can be captured. The rule is torch's."""
 
 from __future__ import annotations
 
-from types import ModuleType
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from sparring.engine.layout import like
-
-
-def unsupported(optimizer: torch.optim.Optimizer, model: nn.Module) -> str:
-    """Why this module cannot take an optimiser's steps; empty where it can."""
-    if type(optimizer) is not torch.optim.SGD:
-        return f"{type(optimizer).__name__} is not captured"
-    if len(optimizer.param_groups) > 1:
-        return "an optimiser with several parameter groups is not captured"
-    (group,) = optimizer.param_groups
-    for name in ("nesterov", "maximize", "dampening"):
-        if group[name]:
-            return f"SGD with {name} is not captured"
-    if {id(p) for p in model.parameters() if p.requires_grad} != {id(p) for p in group["params"] if p.requires_grad}:
-        return "an optimiser of other parameters than the model's is not captured"
-    return ""
+from sparring.engine.layout import resting
 
 
 class Sgd:
-    """The step of an optimiser's `parameters` from gradients at `leaves`: the parameters, or bf16 copies of some.
+    """Moves the trainable `parameters` of a group. Momenta are kept in the optimiser: a checkpoint holds them."""
 
-    Momenta are kept in the optimiser, so that a checkpoint holds them.
-    """
-
-    def __init__(
-        self,
-        optimizer: torch.optim.SGD,
-        parameters: list[Tensor],
-        leaves: list[Tensor],
-        *,
-        kernels: ModuleType | None = None,
-    ) -> None:
-        """`kernels`: triton/sgd.py, where it can run."""
-        group = optimizer.param_groups[0]
+    def __init__(self, optimizer: torch.optim.Optimizer, group: dict[str, Any], parameters: list[Tensor]) -> None:
         self.momentum, self.weight_decay = float(group["momentum"]), float(group["weight_decay"])
-        self.parameters, self.momenta = parameters, list[Tensor]()
-        for parameter in parameters if self.momentum else ():
-            # With its parameter's strides (a checkpoint's has others, under channels_last): the kernel reads both flat.
-            # A momentum of zero gives torch's own first step: m * 0 + g.
-            momentum = torch.zeros_like(parameter, requires_grad=False)
-            before = optimizer.state[parameter].get("momentum_buffer")
-            if before is not None:
-                momentum.copy_(before)
-            optimizer.state[parameter]["momentum_buffer"] = momentum
-            self.momenta.append(momentum)
-        self.copies = [
-            leaf if leaf is not parameter else None for leaf, parameter in zip(leaves, parameters, strict=True)
-        ]
-        self.lr, self.skip, self.failed = (torch.zeros((), device=parameters[0].device) for _ in range(3))
-        self.at_once = None
-        if kernels is not None and all(parameter.dtype == torch.float32 for parameter in parameters):
-            numbers = {"momentum": self.momentum, "weight_decay": self.weight_decay}
-            self.at_once = kernels.DescendAll(parameters, self.momenta, self.copies, **numbers)
+        self.nesterov, self.parameters = bool(group["nesterov"]), parameters
+        # A momentum of zero gives torch's own first step: m * 0 + g.
+        moved = parameters if self.momentum else []
+        self.state = [resting(optimizer.state[parameter], "momentum_buffer", parameter) for parameter in moved]
 
-    @torch.no_grad()
-    def __call__(self, loss: Tensor, gradients: list[Tensor]) -> None:
-        """Take the step at the rate `lr`, copies included; or none, and `failed` is 1 from then on."""
-        if self.at_once is not None:
-            self.at_once(loss, gradients, self.lr, self.skip, self.failed)
-            return
-        pairs = zip(gradients, self.parameters, strict=True)
-        gradients = [like(gradient, parameter, parameter.dtype) for gradient, parameter in pairs]
-        self.skip.copy_(1.0 - finite(loss, gradients).float())
+    @staticmethod
+    def unsupported(group: dict[str, Any]) -> str:
+        """Why the steps of a group cannot be taken here; empty where they can."""
+        return next((f"SGD with {name} is not captured" for name in ("maximize", "dampening") if group[name]), "")
+
+    def __call__(self, gradients: list[Tensor], lr: Tensor, skip: Tensor) -> None:
+        """Take the step; none where `skip` is 1."""
         torch._fused_sgd_(
             self.parameters,
             gradients,
-            self.momenta,
+            self.state,
             weight_decay=self.weight_decay,
             momentum=self.momentum,
-            lr=self.lr,
+            lr=lr,
             dampening=0.0,
-            nesterov=False,
+            nesterov=self.nesterov,
             maximize=False,
             is_first_step=False,
-            found_inf=self.skip,
+            found_inf=skip,
         )
-        self.failed.copy_(torch.maximum(self.failed, self.skip))
-        for copy, parameter in zip(self.copies, self.parameters, strict=True):
-            if copy is not None:
-                copy.copy_(parameter)
-
-    def settle(self) -> None:
-        """Finish, after a capture, what cannot be done inside one."""
-        if self.at_once is not None:
-            self.at_once.settle()
-
-
-def finite(loss: Tensor, gradients: list[Tensor]) -> Tensor:
-    """Whether both are finite, as a tensor."""
-    return torch.isfinite(loss.detach() + torch.nn.utils.get_total_norm(gradients, foreach=True))

@@ -1,8 +1,8 @@
-"""The fast weight update: loss, gradient, SGD and the finite check in one captured CUDA graph.
+"""The fast weight update: loss, gradient, the optimiser's step and the finite check in one captured CUDA graph.
 
 The learning rate lies in memory, so that a schedule recaptures nothing, and the check runs on the device: a step that
 is not finite changes no weight, and `failed` reports it when the host next asks. It runs a copy of the model
-(amp_copy.py), may take the gradient at perturbed weights (awp.py) and moves all weights at once (sgd.py). Between
+(amp_copy.py), may take the gradient at perturbed weights (awp.py) and moves all weights at once (descent.py). Between
 gradient and check both can be exchanged with other processes: a mean that is not finite for one is so for all, and all
 skip the step.
 """
@@ -16,12 +16,13 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from sparring.engine.cuda_graphs import Captured, NotCapturable, pool_for
+from sparring.engine.cuda_graphs import Captured, NotCapturable, draws_on_the_host, pool_for
 from sparring.engine.update.amp_copy import AmpCopy
 from sparring.engine.update.awp import gradients
-from sparring.engine.update.sgd import Sgd
+from sparring.engine.update.descent import Descent
 
-BatchLoss = Callable[[nn.Module, Tensor, Tensor, Tensor], Tensor]  # (model, x, x_adv, y) -> scalar
+# (model, x, x_adv, y) -> scalar; y: int64 class numbers (B,), or float class probabilities (B, classes)
+BatchLoss = Callable[[nn.Module, Tensor, Tensor, Tensor], Tensor]
 Exchange = Callable[[list[Tensor]], None]  # makes each tensor the mean over all processes, in place
 
 
@@ -45,7 +46,7 @@ class FastUpdate:
     def __init__(
         self,
         model: nn.Module,
-        optimizer: torch.optim.SGD,
+        optimizer: torch.optim.Optimizer,
         loss: BatchLoss,
         *,
         batch: int,
@@ -54,6 +55,8 @@ class FastUpdate:
         half: bool,
         compiled: bool,
         after: Callable[[], None],
+        soft: int = 0,
+        clip: float = 0.0,
         also: Sequence[Tensor] = (),
         kernels: ModuleType | None = None,
         norms: tuple[ModuleType, ModuleType] | None = None,
@@ -65,6 +68,8 @@ class FastUpdate:
         Args:
             compiled: run the forward pass through torch.compile, where the kernels of `norms` do not fit.
             after: work to do behind every update, in the graph.
+            soft: classes of the soft targets that full batches come with; 0 where they come with class numbers.
+            clip: the largest global norm of a gradient; 0 for none.
             also: what else `after` moves step by step, to be restored after a capture's warm-up.
             kernels: triton/sgd.py, where it can run.
             norms: triton/batch_norm.py and triton/pooling.py, where they can run.
@@ -83,13 +88,13 @@ class FastUpdate:
             shape=shape,
             without=without,
         )
-        self.sgd = Sgd(optimizer, self.parameters, self.amp_copy.leaves, kernels=kernels)
+        self.descent = Descent(optimizer, self.parameters, self.amp_copy.leaves, kernels=kernels, clip=clip)
         self.x = torch.zeros(batch, *shape, device=device)
         self.x_adv = torch.zeros(batch, *shape, device=device)
-        self.y = torch.zeros(batch, dtype=torch.int64, device=device)
+        self.soft, self.y = soft, dict[int, Tensor]()  # by the classes of soft targets; 0 for class numbers
         self.awp = torch.zeros((), device=device)
         self.value = torch.zeros((), device=device)
-        self.graphs: dict[tuple[int, bool], Captured] = {}  # by images, without and with a perturbation of the weights
+        self.graphs: dict[tuple[int, bool, int], Captured] = {}  # by images, perturbation of the weights, soft targets
         self.rest = -1  # images of the last batch that was not full
         self.pool = pool_for(device)
         self.not_captured = ""  # the reason, where the step runs uncaptured
@@ -104,7 +109,7 @@ class FastUpdate:
             if not self.model.training:
                 self.model.train()
             self.amp_copy.refresh()
-            self._captured(len(self.x), False)
+            self._captured(len(self.x), False, self.soft)
         finally:
             for module, training in modes:
                 module.training = training
@@ -113,7 +118,7 @@ class FastUpdate:
         """Take the step and return the loss."""
         if self.amp_copy.refresh():
             self.graphs.clear()  # captured in other modes
-        self.sgd.lr.fill_(lr)
+        self.descent.lr.fill_(lr)
         self.awp.fill_(awp)
         # The last batch of an epoch: a graph if it comes again. But a capture's warm-up exchanges too, and a process
         # whose last batch has another size would lose step.
@@ -122,39 +127,49 @@ class FastUpdate:
             self.rest = len(x)
             self._step(x, x_adv, y, awp > 0)
             return self.value
-        for ours, given in zip(self._places(len(x)), (x, x_adv, y), strict=True):
+        soft = y.shape[1] if y.is_floating_point() else 0
+        for ours, given in zip(self._places(len(x), soft), (x, x_adv, y), strict=True):
             ours.copy_(given)
-        self._captured(len(x), awp > 0)()
+        self._captured(len(x), awp > 0, soft)()
         return self.value
 
     def failed(self) -> bool:
         """Whether any step was not taken."""
-        return bool(self.sgd.failed.item())
+        return bool(self.descent.failed.item())
 
-    def _places(self, count: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Where a graph of `count` images reads them, the adversarial ones and the labels."""
-        return self.x[:count], self.x_adv[:count], self.y[:count]
+    def _places(self, count: int, soft: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Where a graph of `count` images reads them, the adversarial ones and the targets."""
+        if soft not in self.y:
+            shape = (len(self.x), soft) if soft else (len(self.x),)
+            self.y[soft] = torch.zeros(shape, dtype=torch.float32 if soft else torch.int64, device=self.x.device)
+        return self.x[:count], self.x_adv[:count], self.y[soft][:count]
 
-    def _captured(self, count: int, awp: bool) -> Captured:
+    def _captured(self, count: int, awp: bool, soft: int) -> Captured:
         """The step of `count` images, captured at its first use; uncaptured where it cannot be."""
-        kind = (count, awp)
+        kind = (count, awp, soft)
         if kind not in self.graphs:
             try:
-                self.graphs[kind] = self._capture(count, awp)
+                self.graphs[kind] = self._capture(count, awp, soft)
             except NotCapturable as error:
                 self.not_captured, self.pool = str(error), None
                 self.graphs.clear()
-                self.graphs[kind] = self._capture(count, awp)
+                self.graphs[kind] = self._capture(count, awp, soft)
         return self.graphs[kind]
 
-    def _capture(self, count: int, awp: bool) -> Captured:
+    def _capture(self, count: int, awp: bool, soft: int) -> Captured:
         """Warm up and capture, then restore everything that the warm-up has moved."""
         moved = [*self.model.parameters(), *self.model.buffers(), *self.amp_copy.copies]
-        moved += [*self.sgd.momenta, self.sgd.failed, *self.also]
+        moved += [*self.descent.state, self.descent.failed, *self.also]
         kept = [tensor.detach().clone() for tensor in moved]  # attached, they would tie autograd to this stream
         try:
-            graph = Captured(lambda: self._step(*self._places(count), awp), self.pool)
-            self.sgd.settle()
+            places = self._places(count, soft)  # made here: inside a capture their memory would be the graph's
+            # What a warm-up draws (dropout) must not shift the draws of the step itself.
+            cuda = [torch.cuda.current_device()] if self.x.is_cuda else []
+            with torch.random.fork_rng(devices=cuda), draws_on_the_host() as drawn:
+                graph = Captured(lambda: self._step(*places, awp), self.pool)
+            if self.pool is not None and drawn():
+                raise NotCapturable("the network draws from numpy's or Python's generator")
+            self.descent.settle()
         finally:
             with torch.no_grad():
                 for tensor, before in zip(moved, kept, strict=True):
@@ -176,7 +191,7 @@ class FastUpdate:
         )
         with torch.no_grad():
             self.exchange([loss, *found])
-            self.sgd(loss, found)
+            self.descent(loss, found)
             self.amp_copy.count()
             self.value.copy_(loss)
             self.after()

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from sparring.attacks.checks import Model
+from sparring.attacks.checks import Model, not_finite
 
 WHY = {
+    "logits-not-finite": "a prediction from NaN or infinite logits means nothing, and neither does an accuracy.",
     "train-mode": "in train mode batch-norm and dropout compute a different function for every batch.",
     "randomness-at-inference": "an attack on one draw of a random model says little about the next draw.",
     "probabilities-not-logits": "a softmax inside the model flattens the loss, which blinds attacks made for logits.",
@@ -69,6 +70,12 @@ def train_mode(model: Model) -> str | None:
         return None
     listed = f", with {len(names)} batch-norm or dropout layers, the first {names[0]}" if names else ""
     return f"model.training is {model.training}{listed}. Call model.eval()."
+
+
+def logits_not_finite(logits: Tensor) -> str | None:
+    """Whether some logits are NaN or infinite."""
+    broken = not_finite(logits)
+    return f"The {broken}; no other check was run." if broken else None
 
 
 def randomness(logits: Tensor, again: Tensor) -> str | None:
@@ -141,12 +148,12 @@ def cw_far_from_ce(ce: Tensor, cw: Tensor) -> str | None:
     return f"Accuracy {_rate(ce)} under PGD on the cross-entropy, {_rate(cw)} on the margin ({len(ce)} images)."
 
 
-def no_collapse(correct: Tensor, y: Tensor) -> str | None:
+def no_collapse(correct: Tensor, y: Tensor, at: Sequence[float] = LARGE_EPS) -> str | None:
     """Whether images withstand radii at which nothing is left to recognise."""
     most_frequent = torch.bincount(y).max().item() / len(y)
     if not _lower(int(correct.sum()), len(correct)) > max(most_frequent, LARGE_FLOOR):
         return None
-    radii = " and ".join(f"{radius:g}" for radius in LARGE_EPS)
+    radii = " and ".join(f"{radius:g}" for radius in at)
     return f"At eps {radii}, {LARGE_STEPS} steps each, {_of(correct)} images are still classified correctly."
 
 

@@ -9,17 +9,19 @@ PGD-20, PGD-100 and C&W are known. Must not know protocols or files.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypedDict
 
 import torch
 from torch import Tensor
 
 from sparring.attacks import ball
-from sparring.attacks.checks import Model, check_batch, check_logits, check_radius
+from sparring.attacks.checks import Model, NotFinite, check_batch, check_logits
 from sparring.attacks.eval_mode import eval_mode
+from sparring.attacks.threat import Norm, check_norm, check_radius
 from sparring.errors import UserError
 from sparring.evaluation.sanity import checks, probes
 from sparring.evaluation.sanity.explain import command
@@ -28,6 +30,16 @@ from sparring.seeds import check_seed
 PGD_STEPS, MANY_STEPS, CW_STEPS = 20, 100, 30
 # Restarts of PGD on images that the blind search broke: with two losses as many gradients as the search had queries.
 RESTARTS, RESTART_STEPS = 5, checks.SQUARE_QUERIES // 10
+
+
+class _How(TypedDict):
+    """The numbers of a probe by PGD."""
+
+    eps: float
+    norm: Norm
+    step_size: float
+    steps: int
+    generator: torch.Generator
 
 
 @dataclass(frozen=True)
@@ -46,6 +58,7 @@ def doubts(
     y: Tensor,
     *,
     eps: float,
+    norm: Norm = "linf",
     correct: Mapping[str, Tensor] | None = None,
     seed: int = 0,
     limit: int = 256,
@@ -57,11 +70,13 @@ def doubts(
         x: images in [0, 1].
         y: int64 labels.
         eps: the radius whose number is in question.
+        norm: in which it is measured.
         correct: verdicts already known, by attack ("fgsm", "pgd20", "pgd100", "cw30", ...): bool, one per image of x.
         seed: of starts, noise and the blind search.
         limit: the largest number of images to measure on.
     """
-    check_radius("eps", eps)
+    check_norm(norm)
+    check_radius("eps", eps, norm)
     check_batch(x, y)
     known = {name: verdict.to(x.device).bool() for name, verdict in (correct or {}).items()}
     for name, verdict in known.items():
@@ -78,7 +93,10 @@ def doubts(
         torch.default_generator.manual_seed(seed)
         for device in devices:
             torch.cuda.default_generators[device.index or 0].manual_seed(seed)
-        found |= _measure(model, x[rows], y[rows], eps=eps, known=known, rows=rows, seed=seed)
+        try:
+            found |= _measure(model, x[rows], y[rows], eps=eps, norm=norm, known=known, rows=rows, seed=seed)
+        except NotFinite as error:  # finite at the images, and not where an attack begins
+            found["logits-not-finite"] = f"Inside the ball {error}"
     return [
         Doubt(name, why, evidence, command(name))
         for name, why in checks.WHY.items()
@@ -87,7 +105,15 @@ def doubts(
 
 
 def _measure(
-    model: Model, x: Tensor, y: Tensor, *, eps: float, known: Mapping[str, Tensor], rows: Tensor, seed: int
+    model: Model,
+    x: Tensor,
+    y: Tensor,
+    *,
+    eps: float,
+    norm: Norm,
+    known: Mapping[str, Tensor],
+    rows: Tensor,
+    seed: int,
 ) -> dict[str, str | None]:
     """Run the model: forward passes, then gradients, then attacks. `known` covers all images, x those at `rows`."""
     generator = torch.Generator(device=x.device)
@@ -95,7 +121,9 @@ def _measure(
     with torch.no_grad():
         logits, again = model(x), model(x)
         check_logits(logits, x, y)
-        found = {
+        if broken := checks.logits_not_finite(logits):  # nothing else can be measured
+            return {"logits-not-finite": broken}
+        found: dict[str, str | None] = {
             "randomness-at-inference": checks.randomness(logits, again),
             "probabilities-not-logits": checks.probabilities(logits),
         }
@@ -113,7 +141,8 @@ def _measure(
     known_pgd = {steps: known[name] for name in known if (steps := _steps(name))}
     known_cw = next((known[name] for name in known if re.fullmatch("cw[0-9]*", name)), None)
     enough = sum(steps > 1 for steps in known_pgd) > 1
-    ascent = probes.ascent(model, x, y, eps=eps, steps=PGD_STEPS if enough else MANY_STEPS, check_after=PGD_STEPS)
+    many = PGD_STEPS if enough else MANY_STEPS
+    ascent = probes.ascent(model, x, y, eps=eps, norm=norm, steps=many, check_after=PGD_STEPS)
     found["loss-does-not-grow"] = checks.loss_does_not_grow(ascent.first[clean], ascent.last[clean])
     weaker = checks.more_steps_weaker(known_pgd) or checks.more_steps_weaker(ascent.correct)
     if weaker:
@@ -121,12 +150,13 @@ def _measure(
         # was meaningful after all.
         verdicts = [*(verdict[rows] for verdict in known_pgd.values()), *ascent.correct.values()]
         lowest = min(verdicts, key=lambda verdict: int(verdict.sum()))
-        settled = probes.settled(model, x, y, eps=eps, steps=MANY_STEPS)
+        settled = probes.settled(model, x, y, eps=eps, norm=norm, steps=MANY_STEPS)
         weaker = weaker if checks.excess(settled, lowest) > checks.STEPS_GAP else None
     found["more-steps-weaker"] = weaker
     here = ascent.correct[max(ascent.correct)]
+    how: _How = {"eps": eps, "norm": norm, "step_size": eps / 4, "steps": CW_STEPS, "generator": generator}
     if known_cw is None:
-        cw = probes.standing(model, x, y, eps=eps, step_size=eps / 4, steps=CW_STEPS, loss="cw", generator=generator)
+        cw = probes.standing(model, x, y, loss="cw", **how)
         found["cw-far-from-ce"] = checks.cw_far_from_ce(here, cw)
     else:
         cw = known_cw[rows]
@@ -134,32 +164,35 @@ def _measure(
         found["cw-far-from-ce"] = checks.cw_far_from_ce(*ce_and_cw)
 
     everywhere = clean.clone()
-    for radius in checks.LARGE_EPS:  # an image counts only where it withstands every radius
+    # In L2 the same boxes lie in balls as many times larger as a cube's diagonal is longer than its edge.
+    radii = [radius * (math.sqrt(x[0].numel()) if norm == "l2" else 1.0) for radius in checks.LARGE_EPS]
+    for radius in radii:  # an image counts only where it withstands every radius
         left = torch.nonzero(everywhere)[:, 0]
-        everywhere[left] = probes.standing(
-            model, x[left], y[left], eps=radius, step_size=radius / 10, steps=checks.LARGE_STEPS, generator=generator
-        )
-    found["no-collapse-at-large-eps"] = checks.no_collapse(everywhere, y)
+        how |= {"eps": radius, "step_size": radius / 10, "steps": checks.LARGE_STEPS}
+        everywhere[left] = probes.standing(model, x[left], y[left], **how)
+    found["no-collapse-at-large-eps"] = checks.no_collapse(everywhere, y, radii)
 
     attacked = here.clone()
     for verdict in known_pgd.values():
         attacked &= verdict[rows]
     with torch.no_grad():
-        drawn = ball.draw_uniform(x, generator)
-        noisy = [model(ball.project(x + eps * noise, x, eps)).argmax(dim=1) == y for noise in (drawn, drawn.sign())]
+        drawn = ball.draw_in_ball(x, generator, norm)
+        noises = (drawn, ball.steepest(drawn, norm))  # inside the ball, and in its corners or on its surface
+        noisy = [model(ball.project(x + eps * noise, x, eps, norm)).argmax(dim=1) == y for noise in noises]
     found["noise-hurts-as-much"] = checks.noise_hurts_as_much(clean, min(noisy, key=lambda v: int(v.sum())), attacked)
     withstood = attacked & cw & clean
     for verdict in known.values():  # AutoAttack's too
         withstood &= verdict[rows]
     standing = torch.nonzero(withstood)[:, 0]
-    blind = probes.square(model, x[standing], y[standing], eps=eps, queries=checks.SQUARE_QUERIES, generator=generator)
-    missed = _missed_by_restarts(model, x, y, standing[~blind], eps=eps, generator=generator)
+    search = {"eps": eps, "queries": checks.SQUARE_QUERIES, "generator": generator, "norm": norm}
+    blind = probes.square(model, x[standing], y[standing], **search)  # type: ignore[arg-type]
+    missed = _missed_by_restarts(model, x, y, standing[~blind], eps=eps, norm=norm, generator=generator)
     found["square-beats-white-box"] = checks.square_beats_white_box(len(missed), len(standing), len(x))
     return found
 
 
 def _missed_by_restarts(
-    model: Model, x: Tensor, y: Tensor, rows: Tensor, *, eps: float, generator: torch.Generator
+    model: Model, x: Tensor, y: Tensor, rows: Tensor, *, eps: float, norm: Norm, generator: torch.Generator
 ) -> Tensor:
     """Those of `rows` that PGD from random starts does not break either.
 
@@ -174,6 +207,7 @@ def _missed_by_restarts(
                 x[rows],
                 y[rows],
                 eps=eps,
+                norm=norm,
                 step_size=eps / 10,
                 steps=RESTART_STEPS,
                 loss=loss,

@@ -16,6 +16,7 @@ from sparring.attacks import Model, ball, friendly_pgd, losses, pgd
 from sparring.attacks.eval_mode import eval_mode
 from sparring.attacks.losses import InnerLoss
 from sparring.attacks.pgd import Iterate, pgd_loop
+from sparring.attacks.threat import Norm
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,9 @@ class Ascent:
     correct: dict[int, Tensor]  # by number of steps: whether each image is classified correctly after them
 
 
-def ascent(model: Model, x: Tensor, y: Tensor, *, eps: float, steps: int, check_after: int) -> Ascent:
+def ascent(
+    model: Model, x: Tensor, y: Tensor, *, eps: float, steps: int, check_after: int, norm: Norm = "linf"
+) -> Ascent:
     """PGD in steps of eps/4, checked after one step, after `check_after` steps and at the end."""
     logits: dict[int, Tensor] = {}
 
@@ -37,7 +40,7 @@ def ascent(model: Model, x: Tensor, y: Tensor, *, eps: float, steps: int, check_
 
     with eval_mode(model):
         inner = InnerLoss("ce", model, x)
-        pgd_loop(model, x, y, start=x, eps=eps, step_size=eps / 4, steps=steps, loss=inner, hook=collect)
+        pgd_loop(model, x, y, start=x, eps=eps, step_size=eps / 4, steps=steps, norm=norm, loss=inner, hook=collect)
     correct = {count: logits[count].argmax(dim=1) == y for count in {check_after, steps}}
     return Ascent(_log_odds(logits[1], y), _log_odds(logits[steps], y), correct)
 
@@ -80,20 +83,41 @@ def standing(
     steps: int,
     generator: torch.Generator,
     loss: Literal["ce", "cw"] = "ce",
+    norm: Norm = "linf",
 ) -> Tensor:
     """Which images PGD leaves correctly classified. An image stops where it is first wrong, which saves time."""
     found = friendly_pgd(
-        model, x, y, eps=eps, step_size=step_size, steps=steps, tau=0, loss=loss, start="uniform", generator=generator
+        model,
+        x,
+        y,
+        eps=eps,
+        step_size=step_size,
+        steps=steps,
+        tau=0,
+        norm=norm,
+        loss=loss,
+        start="uniform",
+        generator=generator,
     )
     with torch.no_grad():
         return model(found.x_adv).argmax(dim=1) == y if len(x) else torch.zeros_like(y, dtype=torch.bool)
 
 
 @torch.no_grad()
-def square(model: Model, x: Tensor, y: Tensor, *, eps: float, queries: int, generator: torch.Generator) -> Tensor:
+def square(
+    model: Model,
+    x: Tensor,
+    y: Tensor,
+    *,
+    eps: float,
+    queries: int,
+    generator: torch.Generator,
+    norm: Norm = "linf",
+) -> Tensor:
     """Which images a small Square attack (Andriushchenko et al.) leaves correctly classified.
 
-    Random search: squares of +-eps are tried and kept where the margin rises. No gradient is used.
+    Random search: squares of +-eps are tried and kept where the margin rises. No gradient is used. In L2 a square gets
+    half of the perturbation's energy, and the whole keeps the length eps: simpler than the published L2 version.
     """
     stands = torch.ones_like(y, dtype=torch.bool)
     if len(x) == 0:
@@ -110,7 +134,7 @@ def square(model: Model, x: Tensor, y: Tensor, *, eps: float, queries: int, gene
 
     rows = torch.arange(len(x), device=device)
     stripes = (rand(len(x), channels, 1, width) - 0.5).sign()
-    best = ball.project(image + eps * stripes, image, eps)
+    best = ball.project(image + eps * ball.steepest(stripes.expand_as(image), norm), image, eps, norm)
     value = gap(best, rows)
     for query in range(queries):
         rows = torch.nonzero(value <= 0)[:, 0]  # a margin above 0 is a wrong prediction: these are done
@@ -124,16 +148,22 @@ def square(model: Model, x: Tensor, y: Tensor, *, eps: float, queries: int, gene
         down = torch.arange(height, device=device).view(1, 1, -1, 1)
         across = torch.arange(width, device=device).view(1, 1, 1, -1)
         inside = (down >= top) & (down < top + tall) & (across >= left) & (across < left + wide)
-        colour = eps * (rand(len(rows), channels, 1, 1) - 0.5).sign()
-        tried = torch.where(inside, ball.project(image[rows] + colour, image[rows], eps), best[rows])
+        colour = (rand(len(rows), channels, 1, 1) - 0.5).sign()
+        if norm == "linf":
+            tried = torch.where(inside, ball.project(image[rows] + eps * colour, image[rows], eps), best[rows])
+        else:
+            patch = ball.steepest(torch.where(inside, colour, 0.0).expand_as(image[rows]), norm)
+            rest = ball.steepest(torch.where(inside, 0.0, best[rows] - image[rows]), norm)
+            moved = image[rows] + eps * ball.steepest(patch + rest, norm)
+            tried = ball.project(moved, image[rows], eps, norm)
         reached = gap(tried, rows)
         better = reached > value[rows]
         best[rows[better]], value[rows[better]] = tried[better], reached[better]
     return value <= 0
 
 
-def settled(model: Model, x: Tensor, y: Tensor, *, eps: float, steps: int) -> Tensor:
+def settled(model: Model, x: Tensor, y: Tensor, *, eps: float, steps: int, norm: Norm = "linf") -> Tensor:
     """Which images withstand many small steps: 2.5 eps in all, so that the last ones no longer overshoot."""
-    x_adv = pgd(model, x, y, eps=eps, step_size=2.5 * eps / steps, steps=steps, start=None)
+    x_adv = pgd(model, x, y, eps=eps, step_size=2.5 * eps / steps, steps=steps, start=None, norm=norm)
     with torch.no_grad():
         return model(x_adv).argmax(dim=1) == y

@@ -24,6 +24,7 @@ from sparring.attacks import Found, friendliest_pgd
 from sparring.attacks.ball import Start
 from sparring.attacks.boundary import MOST_RHO, By
 from sparring.attacks.checks import Model
+from sparring.attacks.threat import Norm
 from sparring.errors import UserError
 from sparring.objectives.base import Attack, NoAttack, Progress, Search, training_step
 from sparring.objectives.madry import adversarial_loss
@@ -41,6 +42,7 @@ class FriendliestPGD:
     rho: float
     by: By
     downhill: bool
+    norm: Norm = "linf"
 
     def __call__(self, model: Model, x: Tensor, y: Tensor, generator: torch.Generator) -> Found:
         """The data for this batch."""
@@ -55,6 +57,7 @@ class FriendliestPGD:
             by=self.by,
             downhill=self.downhill,
             start=self.start,
+            norm=self.norm,
             generator=generator,
         )
 

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
+from sparring.attacks.threat import is_number
 from sparring.errors import UserError
 from sparring.objectives.base import KTauAttack, Progress, Search, training_step
 from sparring.objectives.madry import adversarial_loss
@@ -32,8 +33,8 @@ class FATPaced(KTauAttack):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.share <= 1:
-            raise UserError(f"share must lie in [0, 1], got {self.share}. Write for example 1/4.")
+        if not is_number(self.share) or not 0 <= self.share <= 1:
+            raise UserError(f"share must lie in [0, 1], got {self.share!r}. Write for example 1/4.")
 
     def tau(self, progress: Progress) -> int:
         """floor(share * BPs of the last epoch)."""

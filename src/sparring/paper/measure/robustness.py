@@ -65,6 +65,7 @@ def _facts(record: AttackResult) -> dict[str, Any]:
         "accuracy": record.accuracy,
         "n": record.n,
         "eps": record.eps,
+        **({"norm": record.norm} if record.norm != "linf" else {}),
         "steps": record.steps,
         "step_size": record.step_size,
         "loss": record.loss,

@@ -1,8 +1,9 @@
-"""The paper's tables and figures by name. Each row or point is one declaration, at two scales."""
+"""The paper's tables and figures and a public benchmark by name. Each row or point is a declaration, at two scales."""
 
 import re
 
 from sparring.errors import unknown
+from sparring.paper.specs.fastat import BENCHMARKS
 from sparring.paper.specs.figures import FIGURES
 from sparring.paper.specs.illustrations import PICTURES
 from sparring.paper.specs.item import (
@@ -12,13 +13,14 @@ from sparring.paper.specs.item import (
     Measure,
     Mixture,
     Motivation,
+    PublishedMethod,
     Robustness,
     Row,
     Scale,
 )
 from sparring.paper.specs.tables import TABLES
 
-ITEMS: dict[str, Item] = {item.name: item for item in (*TABLES, *PICTURES, *FIGURES)}
+ITEMS: dict[str, Item] = {item.name: item for item in (*TABLES, *PICTURES, *FIGURES, *BENCHMARKS)}
 
 
 def find(name: str) -> Item:
@@ -41,6 +43,7 @@ __all__ = [
     "Measure",
     "Mixture",
     "Motivation",
+    "PublishedMethod",
     "Robustness",
     "Row",
     "Scale",

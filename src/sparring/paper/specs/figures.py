@@ -103,7 +103,7 @@ GRIDS = {
     "svhn": ((0.01, 0.02, 0.03, 0.04, 0.05, 0.06), (0.01, 0.03, 0.06)),
 }
 LITE_EPOCHS = {"cifar10": EPOCHS, "svhn": 14}  # about as many updates: SVHN has 1.5 times as many images
-# (data, network, method, K, figure in the paper). Those with K 20 or TRADES have three points at lite.
+# (data, network, method, K, figure in the paper). Those with K 20 have three points at lite.
 PICTURES = (
     ("cifar10", "resnet18", "fat", 10, "Figure 6"),
     ("svhn", "resnet18", "fat", 10, "Figure 7"),
@@ -133,7 +133,7 @@ def _eps_rows() -> Iterator[Row]:
     for data, model, objective, steps, where in PICTURES:
         friendly, original = _METHODS[objective]
         grid, short = GRIDS[data]
-        if steps == 20 or objective == "fat-trades":
+        if steps == 20:
             short = (0.03, 0.09, 0.15)
         measure = Robustness("figure" if data == "cifar10" else "figure-svhn")
         for tau in (0, 1, 3, steps):
@@ -162,23 +162,28 @@ FIG_EPS = Item(
     "and gains under the stronger attack.",
     kind="lines",
     rows=tuple(_eps_rows()),
-    lite=f"{EPOCHS} epochs ({LITE_EPOCHS['svhn']} on SVHN), {STEPS}; five radii on CIFAR-10 (three for TRADES and K "
-    "20), three on SVHN",
+    lite=f"{EPOCHS} epochs ({LITE_EPOCHS['svhn']} on SVHN), {STEPS}; five radii on CIFAR-10 (three for K 20), "
+    "three on SVHN",
     columns=SIX | {"PGD-20, 2 eps": "pgd20-2eps"},
     xlabel="radius in training (eps)",
     check="radius",
 )
 
 
+ALPHAS_LITE = (0.003, 0.007, 0.011, 0.015)
+
+
 def _free_rows() -> Iterator[Row]:
-    """App. B: the points of `recipes.no_projection`."""
+    """App. B: the points of `recipes.no_projection` at full scale, four step sizes over the same range at lite."""
     for model in no_projection.MODELS:
         for method, tau in no_projection.METHODS.items():
-            for alpha in no_projection.ALPHAS:
-                full = no_projection.point(model, method, alpha)
-                configs: dict[Scale, Config | None] = {"full": full}
-                if alpha in (0.003, 0.009, 0.015):
-                    configs["lite"] = shorter(full, EPOCHS)
+            for alpha in sorted({*no_projection.ALPHAS, *ALPHAS_LITE}):
+                point = no_projection.point(model, method, alpha)
+                configs: dict[Scale, Config | None] = {}
+                if alpha in no_projection.ALPHAS:
+                    configs["full"] = point
+                if alpha in ALPHAS_LITE:
+                    configs["lite"] = shorter(point, EPOCHS)
                 yield Row(
                     f"{model}-{method}-alpha{alpha:g}",
                     "Madry (tau = K)" if method == "madry" else f"tau {tau}",
@@ -196,7 +201,7 @@ FIG_NO_PROJECTION = Item(
     claim="Early stopping replaces the ball: without projection, too, larger steps cost friendly training little.",
     kind="lines",
     rows=tuple(_free_rows()),
-    lite=f"{EPOCHS} epochs, {STEPS}; alpha 0.003, 0.009, 0.015",
+    lite=f"{EPOCHS} epochs, {STEPS}; alpha 0.003, 0.007, 0.011, 0.015",
     columns=SIX | {"PGD-20, 2 eps": "pgd20-2eps"},
     xlabel="step size in training (alpha)",
 )

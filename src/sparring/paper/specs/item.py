@@ -13,7 +13,7 @@ from sparring.report.comparison import Published
 from sparring.training.config import Config
 
 Scale = Literal["lite", "full"]
-ItemKind = Literal["table", "lines", "course", "mixture", "motivation", "loss"]  # how an item is drawn
+ItemKind = Literal["table", "lines", "course", "mixture", "motivation", "loss", "benchmark"]  # how an item is drawn
 
 
 @dataclass(frozen=True)
@@ -87,13 +87,28 @@ class Row:
 
 
 @dataclass(frozen=True)
+class PublishedMethod:
+    """A method that others trained and measured, as they printed it; accuracies in per cent."""
+
+    name: str
+    natural: float
+    pgd10: float
+    pgd20: float
+    pgd50: float
+    autoattack: float
+    autoattack_spread: float  # standard deviation over the seeds
+    seconds: float  # of the whole training
+    memory_gib: float
+
+
+@dataclass(frozen=True)
 class Item:
-    """A table or a figure of the paper."""
+    """A table or a figure of the paper, or a benchmark of others."""
 
     name: str
     where: str  # in the paper
     title: str
-    claim: str  # what the paper claims with it
+    claim: str  # what the paper claims with it; of a benchmark, the question
     kind: ItemKind
     rows: tuple[Row, ...]
     lite: str  # what is shorter at lite scale
@@ -104,6 +119,7 @@ class Item:
     together: bool = False  # all groups share one picture
     trials: int = 1  # seeds in the paper
     note: str = ""  # the source of the paper's numbers, and what others published
+    others: tuple[PublishedMethod, ...] = ()  # of a benchmark: its own methods
 
 
 def published(text: str, columns: Mapping[str, str]) -> dict[str, Published]:

@@ -10,10 +10,10 @@ from rich.console import Console
 from torch import nn
 
 from sparring import models
-from sparring.cli import progress
-from sparring.cli.progress import TrainingBar
 from sparring.data import load
+from sparring.training import progress
 from sparring.training.loop import train
+from sparring.training.progress import TrainingBar
 from sparring.training.validation import predicts_one_class
 
 EPOCH = {"epoch": 1, "tau": None, "loss": 2.3, "natural": 0.1, "pgd10": 0.1} | {

@@ -1,0 +1,39 @@
+"""Do tensors fit a network? Compared by their names and shapes, and told in words.
+
+Must not know what the names mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from torch import Tensor
+
+Shapes = Mapping[str, tuple[int, ...]]
+FIRST_FEW = 3  # keys named in a message; the rest are counted
+
+
+def shapes_of(state: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    """The shape of every tensor of a state_dict."""
+    return {key: tuple(tensor.shape) for key, tensor in state.items()}
+
+
+def problems(tensors: Mapping[str, Tensor], shapes: Shapes) -> Iterator[tuple[str, str]]:
+    """(kind of problem, key) for each key that does not fit."""
+    yield from (("missing", key) for key in shapes if key not in tensors)
+    yield from (("unexpected", key) for key in tensors if key not in shapes)
+    for key, shape in shapes.items():
+        if key in tensors and tuple(tensors[key].shape) != shape:
+            yield "misshaped", f"{key} {tuple(tensors[key].shape)} instead of {shape}"
+
+
+def in_words(found: Iterable[tuple[str, str]]) -> str:
+    """'missing: a, b, c and 7 more; unexpected: d.' for problems; empty where there are none."""
+    kinds: dict[str, list[str]] = {}
+    for kind, what in found:
+        kinds.setdefault(kind, []).append(what)
+    parts = []
+    for kind, names in kinds.items():
+        more = f" and {len(names) - FIRST_FEW} more" if len(names) > FIRST_FEW else ""
+        parts.append(f"{kind}: {', '.join(names[:FIRST_FEW])}{more}")
+    return f"{'; '.join(parts)}." if parts else ""

@@ -1,0 +1,86 @@
+"""What is known of a model besides its weights: the threat it was trained for, and what evaluations of it measured.
+
+Reads the JSON that `sparring evaluate` leaves in a run's evaluation/ folder. Every record keeps what a reader needs to
+judge the number: n, eps, the attack's settings, the device and the command. Must not know how anything is measured.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sparring.errors import UserError
+from sparring.training import run_folder
+
+_OF_THE_ATTACK = ("accuracy", "spread", "n", "eps", "steps", "step_size", "loss", "start", "restarts", "precision")
+
+
+def threat(folder: Path) -> dict[str, Any] | None:
+    """The norm and the radius that a run was trained for; None where it saw no attack or does not say."""
+    try:
+        objective = run_folder.open_run(folder).config.objective
+    except UserError:  # not a run, or its configuration cannot be read
+        return None
+    if not objective.radius > 0:
+        return None
+    return {"norm": getattr(objective, "norm", "linf"), "eps": objective.radius}
+
+
+def records(folder: Path, *, which: str, epoch: int | None) -> tuple[list[dict[str, Any]], list[str]]:
+    """What was measured of one checkpoint of a run, AutoAttack first, and notes on results that were left out."""
+    found: list[dict[str, Any]] = []
+    notes: list[str] = []
+    for path in sorted((folder / run_folder.EVALUATION).glob("*.json")):
+        try:
+            whole = json.loads(path.read_text(encoding="utf-8"))
+            if "records" not in whole:  # another command's
+                continue
+            about = whole["about"]
+            if about.get("which", which) != which:
+                continue
+            if about.get("facts", {}).get("epoch") != epoch:
+                notes.append(f"left out {path.name}: it was measured at epoch {about['facts'].get('epoch')}.")
+                continue
+            found += [_record(record, whole) for record in whole["records"]]
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            notes.append(f"left out {path.name}: it is not a result that sparring evaluate writes.")
+    distinct = {json.dumps(_settings(record), sort_keys=True): record for record in found}
+    return sorted(distinct.values(), key=_rank), notes
+
+
+def _record(record: Mapping[str, Any], whole: Mapping[str, Any]) -> dict[str, Any]:
+    about, software = whole["about"], whole["software"]
+    return {
+        "attack": record["name"],
+        **{key: record[key] for key in _OF_THE_ATTACK},
+        "norm": record.get("norm", "linf"),
+        "over": record["detail"].get("over"),  # of a worst case: the attacks that it is the worst of
+        "seeds": [run["seed"] for run in record["runs"]],
+        "protocols": sorted({name.partition("@")[2] or name for name in record["serves"]}),
+        "data": public(str(about["data"])),
+        "device": software["device"],
+        "torch": software["torch"],
+        "sparring": software["sparring"],
+        "command": about.get("command"),
+        "doubts": sorted({doubt["name"] for doubt in whole["doubts"]}),
+    }
+
+
+def _settings(record: Mapping[str, Any]) -> list[Any]:
+    """What makes a measurement the same as another one: all but its outcome."""
+    keys = ("attack", "n", "eps", "steps", "step_size", "loss", "start", "restarts", "seeds", "data", "norm", "over")
+    return [record[key] for key in keys]
+
+
+def _rank(record: Mapping[str, Any]) -> tuple[int, float]:
+    """AutoAttack, then natural accuracy, then the other attacks from the strongest on."""
+    first = {"autoattack": 0, "natural": 1}
+    return first.get(record["attack"], 2), record["accuracy"]
+
+
+def public(data: str) -> str:
+    """A data set as others may read it: of a path only its last part."""
+    kind, _, path = data.partition(":")
+    return f"{kind}:{Path(path).name}" if kind in ("folder", "npz") else data
