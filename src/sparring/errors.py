@@ -14,9 +14,13 @@ from collections.abc import Iterable
 class UserError(ValueError):
     """A mistake that the caller can fix. The message says what was given, what is allowed and what to do."""
 
+    elsewhere = False  # whether another process of the run reports it
+
 
 class RunFailed(RuntimeError):
     """The run failed although the call was correct."""
+
+    elsewhere = False  # whether another process of the run reports it
 
 
 class Cancelled(RunFailed):

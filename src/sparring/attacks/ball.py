@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from sparring.attacks.threat import Norm, Radius
+from sparring.seeds import per_image
 
 Start = Literal["uniform", "normal"] | None
 START_SIGMA = 0.001  # standard deviation of the "normal" start, in [0, 1] pixels (TRADES, MART)
@@ -52,13 +53,13 @@ def lengths(shift: Tensor) -> Tensor:
 
 def draw_uniform(like: Tensor, generator: torch.Generator) -> Tensor:
     """Uniform numbers in [-1, 1), drawn on the generator's device: the same for every device of `like`."""
-    drawn = torch.rand(like.shape, generator=generator, device=generator.device, dtype=like.dtype)
+    drawn = per_image(torch.rand, like.shape, generator, dtype=like.dtype)
     return drawn.mul_(2.0).sub_(1.0).to(like.device)
 
 
 def draw_normal(like: Tensor, generator: torch.Generator) -> Tensor:
     """Standard normal numbers, drawn on the generator's device."""
-    drawn = torch.randn(like.shape, generator=generator, device=generator.device, dtype=like.dtype)
+    drawn = per_image(torch.randn, like.shape, generator, dtype=like.dtype)
     return drawn.to(like.device)
 
 
@@ -70,7 +71,7 @@ def draw_in_ball(like: Tensor, generator: torch.Generator, norm: Norm = "linf") 
     if norm == "linf":
         return draw_uniform(like, generator)
     direction = steepest(draw_normal(like, generator), norm)
-    length = torch.rand(len(like), generator=generator, device=generator.device, dtype=like.dtype).to(like.device)
+    length = per_image(torch.rand, (len(like),), generator, dtype=like.dtype).to(like.device)
     dimensions = max(1, like[0].numel()) if len(like) else 1
     return direction * (length ** (1.0 / dimensions)).view(-1, *[1] * (like.ndim - 1))
 

@@ -18,7 +18,7 @@ from types import FrameType
 from sparring._version import __version__
 from sparring.cli import cuda_early
 from sparring.errors import Cancelled, RunFailed, UserError, did_you_mean
-from sparring.training import signals
+from sparring.training import signals, torchrun
 
 # Name -> (module, what it does). A module is imported only when its command runs, so `sparring --help` is fast.
 COMMANDS = {
@@ -45,6 +45,7 @@ _OF_FILES = {  # why a file cannot be read or written, where the user can fix it
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP),
     *(errno.ENOSPC, errno.EDQUOT),
 }
+_IN_SEVERAL = ("train", "evaluate")  # what torchrun may start in several processes
 USAGE = """usage: sparring COMMAND [options]
 
 {commands}
@@ -71,9 +72,9 @@ def main(argv: list[str] | None = None) -> int:
             finally:
                 sys.stdout.flush()  # a closed pipe raises here, not while Python shuts down
     except UserError as error:
-        return _fail(str(error), 2)
+        return _fail(error, 2)
     except RunFailed as error:
-        return _fail(str(error), 130 if isinstance(error, Cancelled) else 1)
+        return _fail(error, 130 if isinstance(error, Cancelled) else 1)
     except KeyboardInterrupt as error:
         return _fail("interrupted.", 1 if isinstance(error, _Terminated) else 130)
     except BrokenPipeError:  # `sparring recipes | head`
@@ -147,6 +148,8 @@ def _dispatch(words: list[str]) -> int:
     name, rest = words[0], words[1:]
     if name not in COMMANDS:
         raise UserError(f"unknown command {name!r}.{did_you_mean(name, COMMANDS)} Known: {', '.join(COMMANDS)}.")
+    if torchrun.size() > 1 and name not in _IN_SEVERAL:
+        raise UserError(f"sparring {name} runs in one process. Start it without torchrun.")
     cuda_early.start(words)
     with _deferring_ctrl_c():
         run = importlib.import_module(COMMANDS[name][0]).run
@@ -154,7 +157,13 @@ def _dispatch(words: list[str]) -> int:
     return code
 
 
-def _fail(message: str, code: int) -> int:
+def _fail(message: str | UserError | RunFailed, code: int) -> int:
+    """Report why a command ends, in one line; of several processes one does it."""
+    if not isinstance(message, str) and torchrun.launched():
+        from sparring.training.distributed import hushed
+
+        if hushed(message):
+            return code
     with suppress(BrokenPipeError):  # `sparring train 2>&1 | head`: only the exit code can be reported
         print(f"sparring: {message}", file=sys.stderr, flush=True)
     return code

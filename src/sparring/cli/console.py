@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -26,3 +29,13 @@ class Screen(Console):
 def let_go() -> None:
     """Redirect standard output to nowhere: flushing the buffer at exit would fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@contextmanager
+def silent_unless(speaks: bool) -> Iterator[None]:
+    """Drop what a block prints, unless this process is the one that speaks for all."""
+    if speaks:
+        yield
+        return
+    with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
+        yield

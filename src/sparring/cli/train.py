@@ -11,11 +11,12 @@ from dataclasses import dataclass, fields, make_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import torch
 import tyro
 
 from sparring import recipes, schedules, weights
 from sparring.cli.arguments import name_model, named_again, parse
-from sparring.cli.console import let_go
+from sparring.cli.console import let_go, silent_unless
 from sparring.cli.progress import command_bar
 from sparring.cli.recipes import PROTOCOLS
 from sparring.cli.signals import stopped
@@ -23,9 +24,10 @@ from sparring.data import Dataset, load
 from sparring.engine import EngineKind
 from sparring.errors import RunFailed, UserError, unknown
 from sparring.objectives import OBJECTIVES, Objective
-from sparring.training import run_folder
+from sparring.training import run_folder, torchrun
 from sparring.training.advice import notes
 from sparring.training.config import Config, flat_written, spelled, with_objective
+from sparring.training.distributed import Backend, World, joined
 from sparring.training.loop import Interrupted, pick_device, train
 from sparring.training.resume import finished
 from sparring.training.signals import stopping
@@ -60,6 +62,8 @@ class Options:
     """auto, cpu, cuda or cuda:N."""
     engine: EngineKind = "auto"
     """auto takes captured graphs and bf16 where CUDA is; plain is the reference."""
+    backend: Backend = "auto"
+    """How processes that torchrun has started exchange gradients: nccl on CUDA and gloo on CPUs, unless given."""
     tensorboard: bool = True
     """Write TensorBoard events into the run folder."""
     track: tyro.conf.UseAppendAction[tuple[tuple[Literal["csv", "tensorboard", "wandb", "trackio"], ...], ...]] = ()
@@ -72,21 +76,28 @@ class Options:
 
 
 def run(argv: list[str]) -> int:
-    """The command."""
+    """The command, in one process or in each of those that torchrun has started."""
     recipe, options = _options(argv)
     name_model(_value_of("--model", argv))
-    wanted = options.config
+    device = pick_device(options.device, options.backend)
+    with joined(device, options.backend) as world, silent_unless(world.first):
+        _run(recipe, options, _given(argv), device, world)
+    return 0
+
+
+def _run(recipe: str, options: Options, given: set[str], device: torch.device, world: World) -> None:
+    wanted, resume = options.config, options.resume or torchrun.attempt() > 0
     folder = options.out or _folder(recipe, wanted)
-    device = pick_device(options.device)
-    data = _data(wanted, resume=options.resume)
-    again = f"Continue with: {_again(folder, options)}"
+    with world.together():
+        data = _data(wanted, resume=resume)
+    again = f"Continue with: {_again(folder, options, world)}"
     before = _written(folder)
     try:
         print(
             f"{wanted.objective.name} on {data.name} ({len(data.train)} training and {len(data.test)} test images, "
             f"{data.num_classes} classes) -> {folder}"
         )
-        if options.resume and finished(folder, wanted):
+        if resume and finished(folder, wanted):
             print(f"already finished: {wanted.epochs} of {wanted.epochs} epochs.")
         else:
             for note in (*_of_ones_own(data, wanted.data), *notes(wanted, data, device)):
@@ -96,29 +107,38 @@ def run(argv: list[str]) -> int:
                 wanted,
                 folder,
                 recipe=recipe,
-                resume=options.resume,
-                overwrite=options.overwrite,
+                resume=resume,
+                overwrite=options.overwrite and not torchrun.attempt(),
                 device=device,
                 initial=weights.initial,
-                renewed=_given(argv),
+                renewed=given,
                 say=lambda line: print(f"note: {line}"),
                 data=data,
                 tracker=[*options.trackers, command_bar()],
                 stop=stop,
                 tensorboard=options.tensorboard,
                 engine=options.engine,
+                world=world,
             )
     except Interrupted as interrupted:
-        raise stopped(f"{interrupted}. {again}") from None
+        raise _elsewhere(stopped(f"{interrupted}. {again}"), world) from None
     except KeyboardInterrupt:
-        if not options.resume and _written(folder) == before:
-            raise stopped("interrupted before the run was started.") from None
-        raise stopped(f"interrupted; the steps since the last checkpoint are lost. {again}") from None
+        if not resume and _written(folder) == before:
+            raise _elsewhere(stopped("interrupted before the run was started."), world) from None
+        lost = "interrupted; the steps since the last checkpoint are lost."
+        raise _elsewhere(stopped(f"{lost} {again}"), world) from None
     except BrokenPipeError:
         let_go()
         raise RunFailed(f"stopped, because the output pipe was closed. {again}") from None
-    _summary(folder)
-    return 0
+    with world.together():
+        if world.first:
+            _summary(folder)
+
+
+def _elsewhere(failure: RunFailed, world: World) -> RunFailed:
+    """The failure of all processes, which the first one reports."""
+    failure.elsewhere = not world.first
+    return failure
 
 
 def _written(folder: Path) -> int:
@@ -169,10 +189,11 @@ def _overrides(base: Config, wanted: Config) -> Iterator[str]:
             yield re.sub(r"[^\w.,@%=+-]+", "-", f"{word}-{said}" if said[:1].isalpha() else word + said)
 
 
-def _again(folder: Path, options: Options) -> str:
+def _again(folder: Path, options: Options, world: World) -> str:
     """The command that continues a run on the same device and engine."""
-    words = ["sparring", "train", "--out", str(folder), "--resume", *named_again(options.config.model)]
-    for name in ("device", "engine"):  # the folder does not keep these
+    program = ["torchrun", "--nproc-per-node", str(world.size), "-m", "sparring"] if world.grouped else ["sparring"]
+    words = [*program, "train", "--out", str(folder), "--resume", *named_again(options.config.model)]
+    for name in ("device", "engine", "backend"):  # the folder does not keep these
         value = getattr(options, name)
         words += [f"--{name}", value] if value != "auto" else []
     words += [] if options.tensorboard else ["--no-tensorboard"]

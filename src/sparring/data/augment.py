@@ -26,7 +26,7 @@ class Moves:
     flip: Tensor  # bool
     pad: int
 
-    def __getitem__(self, part: slice) -> Moves:
+    def __getitem__(self, part: slice | Tensor) -> Moves:
         return Moves(self.top[part], self.left[part], self.flip[part], self.pad)
 
     def to(self, device: torch.device | str) -> Moves:

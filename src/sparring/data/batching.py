@@ -2,11 +2,13 @@
 
 Randomness is stateless: order and augmentation depend on (seed, epoch) alone and are drawn once per epoch, so batch k
 is the same whether the epoch started at batch 0 or was resumed at batch k, the same on CPU and CUDA, and the same
-whether the images are on the device or streamed to it. Must not know where images come from or what a batch is for.
+whether the images are on the device or streamed to it. Of several processes each takes its part of every batch. Must
+not know where images come from or what a batch is for.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -22,6 +24,7 @@ from sparring.data.policy import Draws, Policy
 from sparring.data.stream import Rows
 from sparring.errors import UserError
 from sparring.seeds import generator
+from sparring.shares import WHOLE, Share
 
 _ORDER, _EXTRA = 0x04DE4, 0x0E847  # purposes of the draws
 _AT_ONCE = 2**23  # bytes of batches that are augmented in one launch on a GPU
@@ -34,6 +37,8 @@ class Batch(NamedTuple):
     y: Tensor  # int64: of a mixed image, the class of its larger part
     other: Tensor | None = None  # int64
     share: Tensor | None = None  # float32
+    part: slice = slice(0, 0)  # the places of these images in the batch of all processes
+    of: int = 0  # images of that batch
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,25 +88,37 @@ def batches(
         if augment != "none":
             raise UserError(f"augment={augment!r} draws at random and needs a seed. Pass seed=0, or augment='none'.")
         return ((as_pixels(split.x[part]), split.y[part]) for part in parts)
-    shuffled = _shuffled(split, _order(len(split), seed, epoch), parts, augment, seed=seed, epoch=epoch, pad=pad)
-    return ((x, y) for x, y, _, _ in shuffled)
+    order = _order(len(split), seed, epoch)
+    shuffled = _shuffled(split, order, parts, augment, WHOLE, seed=seed, epoch=epoch, pad=pad)
+    return ((batch.x, batch.y) for batch in shuffled)
 
 
 def training_batches(
-    training: Training, batch_size: int, *, seed: int, epoch: int, augment: str = "none", start: int = 0
+    training: Training,
+    batch_size: int,
+    *,
+    seed: int,
+    epoch: int,
+    augment: str = "none",
+    start: int = 0,
+    process: Share = WHOLE,
 ) -> Iterator[Batch]:
-    """Yield the batches of an epoch on the device, from batch `start` on. Arguments are checked at once."""
+    """Yield the batches of an epoch on the device, from batch `start` on. Arguments are checked at once.
+
+    Of several processes, each gets its part of every batch, which may be empty where the last batch is short.
+    """
     if isinstance(training, Passing):
         chosen = policy.parse(augment)
         if start:
             raise cannot_seek()
-        return _as_they_come(training, chosen, seed=seed, epoch=epoch)
+        return _as_they_come(training, chosen, process, seed=seed, epoch=epoch)
     parts = _parts(len(training), batch_size, augment=augment, pad=0, start=start)
     if isinstance(training, Mixture):
         every = _parts(len(training), batch_size, augment=augment, pad=0, start=0)
         order = _mixed_order(training, every, seed=seed, epoch=epoch)
-        return _shuffled(training.images, order, parts, augment, seed=seed, epoch=epoch)
-    return _shuffled(training, _order(len(training), seed, epoch), parts, augment, seed=seed, epoch=epoch)
+        return _shuffled(training.images, order, parts, augment, process, seed=seed, epoch=epoch)
+    order = _order(len(training), seed, epoch)
+    return _shuffled(training, order, parts, augment, process, seed=seed, epoch=epoch)
 
 
 def cannot_seek() -> UserError:
@@ -152,13 +169,22 @@ def _shuffled(
     order: Tensor,
     parts: list[slice],
     augment: str,
+    process: Share,
     *,
     seed: int,
     epoch: int,
     pad: int = 4,
 ) -> Iterator[Batch]:
     device = images.x.device if isinstance(images, Split) else images.device
-    draws = policy.draw(policy.parse(augment), len(order), images.shape[1:], seed=seed, epoch=epoch, pad=pad).to(device)
+    chosen = policy.parse(augment)
+    draws = policy.draw(chosen, len(order), images.shape[1:], seed=seed, epoch=epoch, pad=pad)
+    sizes = [part.stop - part.start for part in parts]
+    cuts = [process.cut(size) for size in sizes]
+    if process.of > 1:
+        taken = [_places(part, cut, chosen) for part, cut in zip(parts, cuts, strict=True)]
+        places = torch.cat(taken) if taken else torch.empty(0, dtype=torch.int64)
+        order, draws, parts = order[places], draws.take(places), _in_a_row([len(these) for these in taken])
+    draws = draws.to(device)
     y = images.y.to(device)[order.to(device)]
     at_once = _batches_at_once(_bytes(images, parts[0]), device) if parts else 1
     groups = [parts[first : first + at_once] for first in range(0, len(parts), at_once)]
@@ -168,20 +194,42 @@ def _shuffled(
         chunks: Iterator[Tensor] = (on_device[there[whole]] for whole in wholes)
     else:
         chunks = images.chunks([order[whole] for whole in wholes], seed=seed, epoch=epoch)
+    rest = zip(cuts, sizes, strict=True)
     for group, whole, x in zip(groups, wholes, chunks, strict=True):
         x = draws.apply(x, whole)
         for part in group:
-            yield _finish(x[part.start - whole.start : part.stop - whole.start], y[part], draws, part)
+            cut, size = next(rest)
+            yield _finish(x[part.start - whole.start : part.stop - whole.start], y[part], draws, part, cut, size)
 
 
-def _as_they_come(training: Passing, chosen: Policy, *, seed: int, epoch: int) -> Iterator[Batch]:
+def _places(part: slice, cut: slice, chosen: Policy) -> Tensor:
+    """The places of an epoch that one process takes of a batch; where images are mixed, the next one as well."""
+    places = part.start + torch.arange(cut.start, cut.stop)
+    if chosen.cutmix is None or len(places) == 0:
+        return places
+    return torch.cat([places, torch.tensor([part.start + cut.stop % (part.stop - part.start)])])
+
+
+def _in_a_row(sizes: list[int]) -> list[slice]:
+    """Slices of these sizes, one after the other."""
+    ends = list(itertools.accumulate(sizes))
+    return [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
+
+
+def _as_they_come(training: Passing, chosen: Policy, process: Share, *, seed: int, epoch: int) -> Iterator[Batch]:
     most = training.batches * training.largest
     draws = policy.draw(chosen, most, training.shape[1:], seed=seed, epoch=epoch).to(training.device)
     place = 0
     for x, y in training.epoch(seed=seed, epoch=epoch):
-        part = slice(place, place + len(x))
+        part, cut = slice(place, place + len(x)), process.cut(len(x))
         place += len(x)
-        yield _finish(draws.apply(x, part), y, draws, part)
+        if process.of > 1:
+            mine = _places(part, cut, chosen)
+            here = (mine - part.start).to(x.device)
+            own = draws.take(mine.to(training.device))
+            yield _finish(own.apply(x[here], slice(None)), y[here], own, slice(None), cut, len(x))
+        else:
+            yield _finish(draws.apply(x, part), y, draws, part, cut, len(x))
 
 
 def _bytes(images: Split | Rows, part: slice) -> int:
@@ -194,6 +242,11 @@ def _batches_at_once(size: int, device: torch.device) -> int:
     return 1 if device.type == "cpu" else max(1, _AT_ONCE // max(1, size))
 
 
-def _finish(x: Tensor, y: Tensor, draws: Draws, part: slice) -> Batch:
+def _finish(x: Tensor, y: Tensor, draws: Draws, part: slice, cut: slice, size: int) -> Batch:
+    """The batch: images mixed and in [0, 1], without the one that was only mixed in."""
     x, y, other, share = draws.mix(x, y, part)
-    return Batch(as_pixels(x), y, other, share)
+    count = cut.stop - cut.start
+    x, y = x[:count], y[:count]
+    if other is not None and share is not None:
+        other, share = other[:count], share[:count]
+    return Batch(as_pixels(x), y, other, share, cut, size)

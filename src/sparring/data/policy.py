@@ -77,8 +77,19 @@ class Draws:
             tuple(part.to(device) for part in self.boxes),
         )
 
+    def take(self, places: Tensor) -> Draws:
+        """What was drawn for these places of the epoch, in this order."""
+        return Draws(
+            self.policy,
+            None if self.moves is None else self.moves[places],
+            tuple(tuple(rows[places] for rows in drawn) for drawn in self.steps),
+            tuple(rows[places] for rows in self.boxes),
+        )
+
     def apply(self, x: Tensor, part: slice) -> Tensor:
         """The images at these places of the epoch, changed; images are not mixed here."""
+        if len(x) == 0:
+            return x
         if self.moves is not None:
             x = moving.apply(x, self.moves[part])
         for step, drawn in zip(self.policy.steps, self.steps, strict=True):
@@ -89,6 +100,8 @@ class Draws:
         """(x, y, other, share) of the batch at these places; other and share are None without CutMix."""
         if self.policy.cutmix is None:
             return x, y, None, None
+        if len(x) == 0:
+            return x, y, y, y.float()
         return self.policy.cutmix.apply(x, y, tuple(rows[part] for rows in self.boxes))
 
 

@@ -32,7 +32,8 @@ from sparring.engine.training_engine import Engine, tuned_sizes
 from sparring.engine.triton import tuning
 from sparring.engine.triton.available import descent_for, kernels_for, norms_for
 from sparring.engine.update.descent import unsupported
-from sparring.engine.update.step import BatchLoss, Exchange, FastUpdate, Update, alone
+from sparring.engine.update.exchange import ALONE, Exchange
+from sparring.engine.update.step import BatchLoss, FastUpdate, Update
 from sparring.errors import unknown
 
 EngineKind = Literal["auto", "plain", "fast"]
@@ -69,9 +70,10 @@ def prepare(
     soft: bool = False,
     clip: float = 0.0,
     norm: Norm = "linf",
-    exchange: Exchange = alone,
+    exchange: Exchange = ALONE,
     without: Collection[str] = (),
     rehearse: bool = True,
+    plain_because: str = "",
 ) -> Engine:
     """The engine for a run.
 
@@ -87,23 +89,24 @@ def prepare(
         soft: whether updates come with soft targets, class probabilities; else with class numbers.
         clip: the largest global norm of an update's gradient; a longer one is scaled down. 0 for none.
         norm: of the attack; the Triton kernels of a step are made for "linf", so torch's operations run for "l2".
-        exchange: makes the loss and the gradients of an update their mean over all processes, in place; in a captured
-            graph, where there is one. The attack needs none: each process has its own images.
+        exchange: makes loss, gradients and running statistics of an update their mean over all processes; in a
+            captured graph, where there is one. The attack needs none: each process has its own images.
         without: hand-written parts to leave out, by their names in `PARTS`.
         rehearse: capture the update now, so that `line` is true from the start; else at its first use.
+        plain_because: a reason why only the plain engine can run this.
     """
     for name in without:
         if name not in PARTS:
             raise unknown("part", name, PARTS)
     cuda = _on_cuda(device)
-    fast = kind == "fast" or (kind == "auto" and cuda)
+    fast = not plain_because and (kind == "fast" or (kind == "auto" and cuda))
     if fast and half and cuda:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     average = WeightAverage(model, ema) if ema else None
     if not fast:
-        why = "as asked" if kind == "plain" else "captured graphs and bf16 need CUDA"
+        why = plain_because or "as asked" if plain_because or kind == "plain" else "captured graphs and bf16 need CUDA"
         plain = PlainUpdate(model, optimizer, loss, average.move if average else _nothing, exchange, clip)
-        return Engine(model, plain, model, head=f"engine: plain, fp32 ({why})", average=average)
+        return Engine(model, plain, model, head=f"engine: plain, fp32 ({why})", average=average, exchange=exchange)
 
     if images is None:
         images = torch.rand((_PROBE, *shape), generator=torch.Generator().manual_seed(0)).to(device)
@@ -154,6 +157,7 @@ def prepare(
         fixed_sizes=fixed_sizes,
         check_every=100 if cuda and isinstance(update, FastUpdate) else 1,
         parts=_in_use(runner, folded, update, cuda),
+        exchange=exchange,
     )
 
 

@@ -20,6 +20,7 @@ from sparring.engine.attack.folded import Folded
 from sparring.engine.attack.runner import CapturedAttack
 from sparring.engine.cuda_graphs import NotCapturable, reason
 from sparring.engine.ema import WeightAverage
+from sparring.engine.update.exchange import ALONE, Exchange
 from sparring.engine.update.step import FastUpdate, Update
 from sparring.objectives.base import KTauPGD, Search
 
@@ -54,8 +55,10 @@ class Engine:
         fixed_sizes: bool = False,
         check_every: int = 1,
         parts: tuple[str, ...] = (),
+        exchange: Exchange = ALONE,
     ) -> None:
         """Made by `prepare`."""
+        self.exchange = exchange
         self.model, self.step, self.gradients, self.runner = model, update, gradients, runner
         self.average, self.average_folded, self.refresh = average, average_folded, refresh
         self.fixed_sizes, self.parts = fixed_sizes, parts
@@ -70,6 +73,8 @@ class Engine:
 
     def attack(self, search: Search, x: Tensor, y: Tensor, generator: torch.Generator) -> Found:
         """The training data that `search` finds. Of a captured attack they are valid until the next call."""
+        if len(x) == 0:
+            return Found(x, torch.zeros_like(y))
         if isinstance(search, KTauPGD) and self.runner is not None:
             self._capture(self.runner, search)  # which drops the runner where it cannot run the attack
             if self.runner is not None:

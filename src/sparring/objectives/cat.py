@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -26,6 +27,7 @@ from sparring.attacks.threat import Norm
 from sparring.errors import UserError
 from sparring.objectives.base import Attack, NoAttack, Progress, Search, training_step
 from sparring.objectives.madry import adversarial_loss
+from sparring.seeds import per_image
 
 
 def mastered_steps(accuracies: Sequence[float], patience: int, most: int) -> int:
@@ -56,7 +58,7 @@ class MixedPGD:
 
     def __call__(self, model: Model, x: Tensor, y: Tensor, generator: torch.Generator) -> Found:
         """The data for this batch."""
-        drawn = torch.randint(0, self.steps + 1, (len(x),), generator=generator, device=generator.device)
+        drawn = per_image(partial(torch.randint, 0, self.steps + 1), (len(x),), generator)
         return pgd_until(
             model,
             x,

@@ -20,9 +20,10 @@ from sparring.errors import UserError, did_you_mean
 from sparring.models.own import Make, is_import_path
 from sparring.objectives import Objective
 from sparring.recipes import find
-from sparring.training import loop, run_folder
+from sparring.training import loop, run_folder, torchrun
 from sparring.training.advice import notes
 from sparring.training.config import Config
+from sparring.training.distributed import joined
 from sparring.training.optimisers import OWN, MakeOptimizer, check_callable
 from sparring.training.progress import TrainingBar
 from sparring.training.resume import finished
@@ -114,6 +115,7 @@ def train(
         raise UserError(f"train and Config have no {unknown[0]!r}.{near} Config has: {', '.join(vars(config))}.")
     where = {"device": str(device), "engine": str(engine)}  # a run folder keeps neither
     device = loop.pick_device(str(device))
+    resume = resume or torchrun.attempt() > 0
     images: Dataset | None = None
     if data is not None:
         images, changes = _own(data, changes)
@@ -122,10 +124,10 @@ def train(
     wanted = replace(config, **changes)
     own_lr = "lr" not in changes and not config.optimizer.startswith(OWN) and (bool(name) or config.lr == Config.lr)
     images = images or load(wanted.data)
-    if progress and not (resume and finished(Path(out), wanted)):
+    if progress and torchrun.rank() == 0 and not (resume and finished(Path(out), wanted)):
         for note in notes(wanted if optimizer is None else _without_its_own(wanted, own_lr=own_lr), images, device):
             print(f"note: {note}", file=sys.stderr)
-    with stopping() as stop:
+    with joined(device) as world, stopping() as stop:
         try:
             trained = loop.train(
                 wanted,
@@ -145,6 +147,7 @@ def train(
                 optimizer=optimizer,
                 own_lr=own_lr,
                 stop=stop,
+                world=world,
             )
         except loop.Interrupted as interrupted:
             again = _again(out, wanted, where, own_optimizer=optimizer is not None)

@@ -76,6 +76,9 @@ class Config:
     largest radius of training."""
     precision: Precision = "fp32"
     """Of gradients and activations in the fast engine; weights and verdicts are fp32, and so is the plain engine."""
+    sync_bn: bool = False
+    """Of several processes: take batch-norm's statistics over all of them, on the plain engine; else over each's own
+    images."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -103,7 +106,7 @@ class Config:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise UserError(f"{name} must be a number, got {value!r}.")
-        for name in ("nesterov", "no_decay"):
+        for name in ("nesterov", "no_decay", "sync_bn"):
             if type(getattr(self, name)) is not bool:
                 raise UserError(f"{name} must be True or False, got {getattr(self, name)!r}.")
         check_name(self.optimizer)

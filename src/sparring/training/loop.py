@@ -5,7 +5,7 @@
 Every random draw is derived from (seed, epoch, step), so the state of a run is its weights, what its optimiser
 remembers and its place, and a killed run continues bit for bit (on one machine's CPU; tests/training/test_loop.py kills
 it ten times). A loss or gradient that is not finite stops the run before the update. This module knows no attack and no
-objective by name.
+objective by name. Of several processes each runs the same loop on its part of every batch, and the first one writes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -23,6 +23,8 @@ from torch import Tensor, nn
 
 from sparring import engine as engines
 from sparring import models
+from sparring._version import __version__
+from sparring.attacks import Found
 from sparring.attacks.checks import NotFinite
 from sparring.attacks.losses import soft_targets
 from sparring.data import (
@@ -43,15 +45,19 @@ from sparring.errors import RunFailed, UserError, unknown
 from sparring.models import own
 from sparring.objectives import Progress
 from sparring.schedules import constant
-from sparring.seeds import Draw, derive_seed, generator, seeded
+from sparring.seeds import Draw, batch_generator, derive_seed, seeded
+from sparring.shares import Share
 from sparring.training import optimisers, run_folder
-from sparring.training.checkpoint import read_facts
+from sparring.training.checkpoint import checksum, read_facts
 from sparring.training.config import Config, model_facts
+from sparring.training.config import to_json as config_json
+from sparring.training.distributed import ALONE, Backend, Mean, World, local_device
 from sparring.training.images import images_of
 from sparring.training.initial import Initial, begin_from
 from sparring.training.optimisers import OWN, MakeOptimizer
 from sparring.training.resume import continued, read_initial
-from sparring.training.state import Saver, State, Tally, restore
+from sparring.training.state import NoSaver, Saver, State, Tally, restore
+from sparring.training.sync_bn import synchronise
 from sparring.training.trackers import Trackers, follow
 from sparring.training.tracking import Tracker
 from sparring.training.validation import accuracies, predicts_one_class, validate
@@ -101,6 +107,7 @@ def train(
     engine: engines.EngineKind = "auto",
     optimizer: MakeOptimizer | None = None,
     own_lr: bool = False,
+    world: World = ALONE,
 ) -> nn.Module:
     """Train what `config` says into a run folder and return the model of the last epoch (or its average), in eval mode.
 
@@ -118,77 +125,92 @@ def train(
         engine: "auto" takes captured graphs where CUDA is; "plain" is the reference.
         optimizer: makes the optimiser from the list of trainable parameters, instead of the one that `config` names.
         own_lr: keep that optimiser's own learning rate throughout, instead of the schedule of `config`.
+        world: the processes that train together; each calls this function with the same arguments.
     """
     folder, device = Path(folder), torch.device(device)
-    if engine not in get_args(engines.EngineKind):
-        raise unknown("engine", str(engine), get_args(engines.EngineKind))
-    followers = follow(tracker, folder, tensorboard=tensorboard)
-    config = config if model is None else replace(config, model=models.own_name(model))
-    data = data or load(config.data)
-    images = images_of(config, data, device)
-    training, held = images.training, images.held
-    steps = count_steps(training, config.batch_size)
-    facts = model_facts(config, data)
-    goes_on = resume and (folder / run_folder.LAST).exists()
-    state = begin(config, facts, device, model=model, optimizer=optimizer, fetch=not goes_on)
-    if optimizer is not None:
-        rate = constant(float(state.optimizer.param_groups[0]["lr"])) if own_lr else config.lr
-        config = replace(config, optimizer=f"{OWN}{type(state.optimizer).__name__}", lr=rate, nesterov=False)
-    _check_last_batch(state.model, len(training), config.batch_size)
-    started = None if goes_on or not config.init else read_initial(initial, config.init)
-    if started is not None and (note := begin_from(started, state.model, data.num_classes)):
-        say(note)
-    with run_folder.claimed(folder), engines.on(device):  # after every check that needs no folder
-        given = run_folder.RunFolder(folder, config, recipe, images.fingerprint, started.digest if started else "")
-        there = resume and (folder / run_folder.CONFIG).exists()
-        if there:
-            run = continued(given, initial, renewed, say)
-        else:
-            run = run_folder.create(folder, config, recipe, images=given.images, init=given.init, overwrite=overwrite)
-        saved = run.last(device)
-        if saved is not None:
-            restore(state, saved)
-            if state.step and not images.seekable:
-                raise cannot_seek()
-            # Written just before the other: after a crash between the two it is newer, and then it is the one to beat.
-            state.best = read_facts(folder / run_folder.BEST).get("metrics", state.best)
-        if there:  # after all that can be refused
-            run_folder.keep_config(run)
+    with world.together():
+        if engine not in get_args(engines.EngineKind):
+            raise unknown("engine", str(engine), get_args(engines.EngineKind))
+        followers = follow(tracker if world.first else None, folder, tensorboard=tensorboard and world.first)
+        config = config if model is None else replace(config, model=models.own_name(model))
+        data = data or load(config.data)
+        images = images_of(config, data, device)
+        training, held = images.training, images.held
+        steps = count_steps(training, config.batch_size)
+        facts = model_facts(config, data)
+        there, goes_on = (resume and (folder / name).exists() for name in (run_folder.CONFIG, run_folder.LAST))
+    world.agree({"version": __version__, "configuration": config_json(config), "data": images.fingerprint})
+    world.agree({"run folder": [there, goes_on]})
+    with world.together():
+        state = begin(config, facts, device, model=model, optimizer=optimizer, fetch=not goes_on)
+        if optimizer is not None:
+            rate = constant(float(state.optimizer.param_groups[0]["lr"])) if own_lr else config.lr
+            config = replace(config, optimizer=f"{OWN}{type(state.optimizer).__name__}", lr=rate, nesterov=False)
+        check_parts(state.model, training, config, world)
+        started = None if goes_on or not config.init else read_initial(initial, config.init)
+        if started is not None and (note := begin_from(started, state.model, data.num_classes)):
+            say(note)
+    given = run_folder.RunFolder(folder, config, recipe, images.fingerprint, started.digest if started else "")
+    with ExitStack() as held_open:
+        held_open.enter_context(engines.on(device))
+        with world.together():
+            if world.first:  # after every check that needs no folder
+                held_open.enter_context(run_folder.claimed(folder))
+            run = continued(given, initial, renewed, say) if there else given
+            saved = run.last(device) if there else None
+            if saved is not None:
+                restore(state, saved)
+                if state.step and not images.seekable:
+                    raise cannot_seek()
+                # Written just before the other: after a crash between the two it is newer, and then the one to beat.
+                state.best = read_facts(folder / run_folder.BEST).get("metrics", state.best)
+        if world.grouped:
+            place = [state.epoch, state.step, run.config.epochs]
+            world.agree({"weights": checksum(state.model.state_dict()), "place in training": place})
+        with world.together():  # nothing is written before every process has read
+            if world.first:
+                if there:
+                    run_folder.keep_config(run)
+                else:
+                    how = {"images": given.images, "init": given.init, "overwrite": overwrite}
+                    run = run_folder.create(folder, config, recipe, **how)
+                run.keep_metrics(state.epoch - 1)
+                run_folder.note_environment(folder, device, **world.record(synchronised=config.sync_bn))
+        history = world.from_first(run.metrics() if world.first else [])
         if config.init and facts["normalize"]:  # the layer came with the weights
             facts["normalize"] = [state.model.get_buffer(f"normalize.{n}").flatten().tolist() for n in ("mean", "std")]
-        run.keep_metrics(state.epoch - 1)
-        run_folder.note_environment(folder, device)
         with own_draws(config, device, 0, 0):
-            parts = engine_for(config, state, data, device, engine)
+            parts = engine_for(config, state, data, device, engine, world=world)
         if saved is not None and parts.average is not None:
             parts.average.restore(saved.part("average"))
 
-        with Saver(run, state, facts, parts.average) as saver:
-            followers.begin(config, steps=steps, epoch=state.epoch, engine=parts.line)
-            try:
-                while state.epoch <= config.epochs:
-                    history = run.metrics()
-                    with parts.tuned():
-                        one_epoch(state, config, parts, training, steps, history, saver.save, followers, stop)
-                    judged = parts.judged()
-                    with own_draws(config, device, state.epoch, steps):
-                        record = _record(state, config, judged, held, history)
-                    run.record(record)
-                    is_best = state.best is None or _score(record) > _score(state.best)
-                    if is_best:
-                        state.best = record
-                        saver.keep(judged.model, record)
-                    state.epoch, state.step, state.tally = state.epoch + 1, 0, Tally.empty(device)
-                    if state.epoch > config.epochs or saver.idle > SAVE_AT_ENDS or not images.seekable:
-                        saver.save()
-                    followers.epoch(record, best=is_best)
-            finally:
-                followers.end()
+        saver = held_open.enter_context(Saver(run, state, facts, parts.average) if world.first else NoSaver())
+        followers.begin(config, steps=steps, epoch=state.epoch, engine=parts.line)
+        held_open.callback(followers.end)
+        while state.epoch <= config.epochs:
+            with parts.tuned():
+                one_epoch(state, config, parts, training, steps, history, saver.save, followers, stop, world)
+            world.level([buffer for buffer in state.model.buffers() if not buffer.is_floating_point()])
+            judged = parts.judged()
+            with own_draws(config, device, state.epoch, steps):
+                record = world.from_first(_record(state, config, judged, held, history, world))
+            if world.first:
+                run.record(record)
+            history = [*history, record]
+            is_best = state.best is None or _score(record) > _score(state.best)
+            if is_best:
+                state.best = record
+                saver.keep(judged.model, record)
+            state.epoch, state.step, state.tally = state.epoch + 1, 0, Tally.empty(device)
+            if state.epoch > config.epochs or saver.idle > SAVE_AT_ENDS or not images.seekable:
+                saver.save()
+            followers.epoch(record, best=is_best)
         return parts.judged().model.eval()
 
 
-def pick_device(name: str) -> torch.device:
-    """The device of that name, checked to exist."""
+def pick_device(name: str, backend: Backend = "auto") -> torch.device:
+    """The device of that name, checked to exist. Of the processes of one machine, each has a GPU of its own."""
+    name = local_device(name, backend)
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -214,12 +236,14 @@ def one_epoch(
     save: Callable[[], None],
     tracker: Tracker | None,
     stop: Callable[[], bool],
+    world: World = ALONE,
 ) -> None:
     """One pass over the training data, from wherever the state stands; `history` holds the epochs before it."""
     state.model.train()
     tally, device = state.tally, state.tally.loss.device
     seekable = not isinstance(training, Passing)  # a checkpoint within an epoch would be of no use otherwise
     target = targets(config, state.classes)
+    exchange = engine.exchange if isinstance(engine.exchange, Mean) else None
     began = saved = time.perf_counter()
     before = tally.seconds
     for batch in training_batches(
@@ -229,30 +253,45 @@ def one_epoch(
         epoch=state.epoch,
         augment=config.augment,
         start=state.step,
+        process=world.share,
     ):
         x, y = batch.x, batch.y
         progress = Progress(state.epoch + state.step / steps, config.epochs, history)
         lr, awp = progress.value(config.lr), progress.value(config.awp)
-        draws = generator(device, config.seed, Draw.ATTACK, state.epoch, state.step)
+        place = (state.epoch, state.step)
 
-        with own_draws(config, device, state.epoch, state.step):
+        def diverged(step: int, lr: float = lr) -> Diverged:
+            error = Diverged(state.epoch, step, lr, str(config.lr))
+            error.elsewhere = not world.first  # all processes find the same
+            return error
+
+        draws = batch_generator(device, config.seed, Draw.ATTACK, *place, part=batch.part, of=batch.of)
+
+        with own_draws(config, device, *place, world.rank):
             try:
                 found = engine.attack(config.objective.search(progress), x, y, draws)
             except NotFinite:
-                raise Diverged(state.epoch, state.step + 1, lr, str(config.lr)) from None
+                if not world.grouped:
+                    raise diverged(state.step + 1) from None
+                # The others wait for the update: its loss is not finite either, and all stop before a weight moves.
+                found = Found(torch.full_like(x, torch.nan), torch.zeros_like(y))
+            backprops = found.backprops.sum()
+            if exchange is not None:
+                exchange.begin(len(x), batch.of, backprops, stop=stop())
             loss = engine.update(x, found.x_adv, target(batch), lr, awp)
 
-        tally.loss += loss.double() * len(x)
-        tally.backprops += found.backprops.sum()
-        tally.images += len(x)
+        tally.loss += loss.double() * batch.of
+        tally.backprops += backprops if exchange is None else exchange.backprops.long()
+        tally.images += batch.of
         state.step += 1
         now = time.perf_counter()
         tally.seconds = before + now - began
         if tracker:
             tracker.step(state.epoch, state.step, lambda: tally.backprops.item() / tally.images)
-        stopping, due = stop(), seekable and now - saved > SAVE_EVERY
+        stopping = stop() if exchange is None else exchange.stopping()
+        due = seekable and now - saved > SAVE_EVERY
         if (stopping or due or state.step % engine.check_every == 0 or state.step == steps) and engine.failed():
-            raise Diverged(state.epoch, state.step, lr, str(config.lr))
+            raise diverged(state.step)
         if (stopping and seekable) or due:
             save()
             saved = now
@@ -273,12 +312,18 @@ def _soft(config: Config) -> bool:
 
 
 def _record(
-    state: State, config: Config, judged: engines.Judged, held: Split, history: list[dict[str, Any]]
+    state: State,
+    config: Config,
+    judged: engines.Judged,
+    held: Split,
+    history: list[dict[str, Any]],
+    world: World,
 ) -> dict[str, Any]:
     """One epoch in numbers. Accuracies are fractions, on the held-out validation data."""
     tally = state.tally
     progress = Progress(state.epoch, config.epochs, history)
-    how: dict[str, Any] = {"seed": config.seed, "gradients": judged.gradients}
+    how: dict[str, Any] = {"seed": config.seed, "gradients": judged.gradients, "share": world.share}
+    how["total"] = world.total
     natural, robust = validate(judged.model, held, eps=config.validation_radius, norm=config.objective.norm, **how)
     own = config.objective.metrics(progress)
     attack = config.objective.own_attack(progress)
@@ -306,11 +351,16 @@ def _score(record: dict[str, Any]) -> tuple[float, float]:
     return record["pgd10"], record["natural"]
 
 
-def own_draws(config: Config, device: torch.device, epoch: int, step: int) -> AbstractContextManager[None]:
-    """Seeds, inside a block, for what a network of the caller's own draws (dropout). Built-in ones draw nothing."""
+def own_draws(
+    config: Config, device: torch.device, epoch: int, step: int, rank: int = 0
+) -> AbstractContextManager[None]:
+    """Seeds, inside a block, for what a network of the caller's own draws (dropout). Built-in ones draw nothing.
+
+    Such draws belong to the process, not to the image: with another number of processes they are others.
+    """
     if models.built_in(config.model):
         return nullcontext()
-    return seeded(device, config.seed, Draw.NETWORK, epoch, step)
+    return seeded(device, config.seed, Draw.NETWORK, epoch, step, *((rank,) if rank else ()))
 
 
 def begin(
@@ -364,14 +414,26 @@ def _network(facts: dict[str, Any], model: nn.Module | own.Make | None, fetch: b
 
 
 def engine_for(
-    config: Config, state: State, data: Dataset, device: torch.device, kind: engines.EngineKind, **how: Any
+    config: Config,
+    state: State,
+    data: Dataset,
+    device: torch.device,
+    kind: engines.EngineKind,
+    *,
+    world: World = ALONE,
+    **how: Any,
 ) -> Engine:
     """The engine that trains what `config` says; `how` goes to `engine.prepare` as it is."""
+    if world.grouped:
+        how = {"exchange": Mean(world, device, next(state.model.parameters()).dtype), **how}
+    if config.sync_bn:
+        synchronise(state.model, world)
+        how = {"plain_because": "batch-norm is synchronised", **how}
     return engines.prepare(
         state.model,
         state.optimizer,
         config.objective.loss,
-        batch=config.batch_size,
+        batch=world.share.size(config.batch_size),
         shape=(data.channels, *data.size),
         classes=data.num_classes,
         device=device,
@@ -385,6 +447,26 @@ def engine_for(
         norm=config.objective.norm,
         **how,
     )
+
+
+def check_parts(model: nn.Module, training: Training, config: Config, world: World) -> None:
+    """Refuse batches that leave a process without images, or batch-norm with one image."""
+    size, full = config.batch_size, min(config.batch_size, len(training))
+    if isinstance(training, Passing):
+        size = full = training.largest
+    if Share(world.size - 1, world.size).size(full) == 0:
+        raise UserError(
+            f"a batch of {full} images leaves some of {world.size} processes without two images. Use --batch-size "
+            f"{2 * world.size} or more, or fewer processes."
+        )
+    if not isinstance(training, Passing):
+        _check_last_batch(model, len(training), size)
+    last = len(training) % size or size
+    if config.sync_bn and Share(world.size - 1, world.size).size(last) == 0:
+        raise UserError(
+            f"--sync-bn needs two images on every process in every batch, and the last of {len(training)} images has "
+            f"{last} for {world.size} processes. Use another --batch-size."
+        )
 
 
 def _check_last_batch(model: nn.Module, images: int, batch_size: int) -> None:

@@ -228,9 +228,9 @@ def stage(facts: Mapping[str, Any]) -> str:
     return f"epoch {facts['epoch']}" + (f" and {steps} step{'s' if steps > 1 else ''}" if steps else "")
 
 
-def note_environment(folder: Path, device: torch.device) -> None:
-    """Add the versions, hardware and command of this start to environment.json."""
-    start = {"started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **environment(device)}
+def note_environment(folder: Path, device: torch.device, **more: Any) -> None:
+    """Add the versions, hardware, processes and command of this start to environment.json."""
+    start = {"started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **environment(device), **more}
     checkpoint.write_text(folder / ENVIRONMENT, json.dumps([*read_environment(folder), start], indent=2) + "\n")
 
 

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
+from sparring.training import torchrun
+
 _received: list[int] = []  # signals that asked this process to stop, in order
 
 
@@ -25,8 +27,9 @@ def by_ctrl_c() -> bool:
 class Flag:
     """Raised by a signal; returns whether it is raised."""
 
-    def __init__(self) -> None:
-        self.up = False
+    def __init__(self, *, quiet: bool = False, patient: bool = False) -> None:
+        """`quiet`: another process reports the stop. `patient`: a second Ctrl-C changes nothing."""
+        self.up, self.quiet, self.patient = False, quiet, patient
 
     def __call__(self) -> bool:
         """Whether to stop."""
@@ -35,11 +38,12 @@ class Flag:
     def raised(self, number: int, frame: FrameType | None) -> None:
         """The signal handler."""
         note(number)
-        if self.up and number == signal.SIGINT:
+        if self.up and number == signal.SIGINT and not self.patient:
             raise KeyboardInterrupt
         if not self.up:
             self.up = True
-            _report_stop(number)
+            if not self.quiet:
+                _report_stop(number, again=not self.patient)
 
 
 @contextmanager
@@ -47,8 +51,10 @@ def stopping() -> Iterator[Flag]:
     """Let Ctrl-C, SIGTERM and a closed terminal raise a flag instead of an exception; a second Ctrl-C interrupts.
 
     Afterwards the handlers are the caller's again. Signals reach the main thread alone: in another the flag stays down.
+    Under torchrun, which passes on a Ctrl-C that the terminal has sent to every process as well, a second one is not
+    another wish; torchrun itself ends what does not end.
     """
-    flag = Flag()
+    flag = Flag(quiet=torchrun.rank() > 0, patient=torchrun.launched())
     if threading.current_thread() is not threading.main_thread():
         yield flag
         return
@@ -63,9 +69,9 @@ def stopping() -> Iterator[Flag]:
             signal.signal(number, handler)
 
 
-def _report_stop(number: int) -> None:
+def _report_stop(number: int, *, again: bool = True) -> None:
     """Report at once, for a step may take seconds. Written raw: a signal handler may interrupt another print."""
-    again = "; press Ctrl-C again to stop at once, without saving" if number == signal.SIGINT else ""
+    how = "; press Ctrl-C again to stop at once, without saving" if again and number == signal.SIGINT else ""
     with suppress(OSError):  # a terminal that has been closed
         below = "\n" if os.isatty(2) else ""  # below the progress bar and the ^C
-        os.write(2, f"{below}sparring: stopping after this step{again}\n".encode())
+        os.write(2, f"{below}sparring: stopping after this step{how}\n".encode())

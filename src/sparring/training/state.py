@@ -148,6 +148,24 @@ class Saver:
         }
 
 
+class NoSaver:
+    """Writes nothing: the first process does it for all."""
+
+    idle = 0.0
+
+    def __enter__(self) -> NoSaver:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        pass
+
+    def keep(self, model: nn.Module, record: dict[str, Any]) -> None:
+        """Remember nothing."""
+
+    def save(self) -> None:
+        """Write nothing."""
+
+
 def restore(state: State, saved: Checkpoint) -> None:
     """Continue from a checkpoint. The average of the weights, if any, is restored by the engine."""
     try:

@@ -6,32 +6,33 @@ there is one; what counts as right is the model's own prediction. Knows no objec
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from sparring.attacks import pgd
 from sparring.attacks.checks import Model, NotFinite
 from sparring.attacks.threat import Norm
 from sparring.data import Split, batches
-from sparring.seeds import Draw, generator
+from sparring.seeds import Draw, batch_generator
+from sparring.shares import WHOLE, Share
 
 BATCH = 500
 
 
 def validate(
-    model: nn.Module, split: Split, *, eps: float, seed: int, norm: Norm = "linf", gradients: Model | None = None
+    model: nn.Module, split: Split, *, eps: float, seed: int, norm: Norm = "linf", **how: Any
 ) -> tuple[float, float]:
     """Natural and PGD-10 accuracy (steps of eps/4, uniform start), as fractions.
 
     Args:
         norm: of the ball of radius `eps`.
-        gradients: what to take gradients of the input from; the model itself unless given.
+        how: further arguments of `accuracies`.
     """
     pgd10 = {"eps": eps, "step_size": eps / 4, "steps": 10, "start": "uniform", "norm": norm}
-    natural, robust = accuracies(model, split, [None, pgd10], seed=seed, gradients=gradients)
+    natural, robust = accuracies(model, split, [None, pgd10], seed=seed, **how)
     return natural, robust
 
 
@@ -42,14 +43,24 @@ def accuracies(
     *,
     seed: int,
     gradients: Model | None = None,
+    share: Share = WHOLE,
+    total: Callable[[Tensor], Tensor] = lambda counts: counts,
 ) -> list[float]:
-    """The accuracy under each attack, given as settings of `pgd`; None is no attack."""
+    """The accuracy under each attack, given as settings of `pgd`; None is no attack.
+
+    Args:
+        gradients: what to take gradients of the input from; the model itself unless given.
+        share: the part of every batch that this process judges.
+        total: adds up counts over all processes.
+    """
     right = torch.zeros(len(attacks), dtype=torch.int64, device=split.x.device)
     was_training = model.training
     model.eval()
     for index, (x, y) in enumerate(batches(split, BATCH)):
-        for place, attack in enumerate(attacks):
-            draws = generator(x.device, seed, Draw.VALIDATION, index)
+        of, part = len(x), share.cut(len(x))
+        x, y = x[part], y[part]
+        for place, attack in enumerate(attacks if len(x) else ()):
+            draws = batch_generator(x.device, seed, Draw.VALIDATION, index, part=part, of=of)
             try:
                 points = x if attack is None else pgd(gradients or model, x, y, generator=draws, **attack)
             except NotFinite:  # no prediction can be right: nothing to count
@@ -57,7 +68,7 @@ def accuracies(
             with torch.no_grad():
                 right[place] += (model(points).argmax(dim=1) == y).sum()
     model.train(was_training)
-    return [float(count) for count in (right.double() / len(split)).tolist()]
+    return [float(count) for count in (total(right).double() / len(split)).tolist()]
 
 
 def predicts_one_class(model: nn.Module, split: Split) -> bool:

@@ -9,6 +9,7 @@ torch's operations.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import ModuleType
 
 import torch
@@ -19,6 +20,7 @@ from sparring.attacks.checks import Model
 from sparring.attacks.threat import Norm
 from sparring.engine.attack.split_batch import SplitBatch, ahead
 from sparring.engine.manual.manual_network import ManualNetwork
+from sparring.seeds import PartGenerator
 
 
 class ActiveSet:
@@ -107,9 +109,9 @@ class ActiveSet:
         draw = {"uniform": torch.rand, "normal": torch.randn}.get(start or "")
         drawn = self.drawn[:count]
         if draw is not None:
-            draw(x.shape, generator=generator, out=drawn)
+            _draw_into(drawn, draw, generator)
         for kick in kicks:
-            torch.randn(x.shape, generator=generator, out=kick)
+            _draw_into(kick, torch.randn, generator)
         how = {"eps": eps, "sigma": ball.START_SIGMA, "start": start, "inside": self.project}
         self.kernels.begin(x, None if draw is None else drawn, self.x, self.x_adv, **how)
         state = (self.y, self.tau_left, self.backprops, self.rows, self.step_index, self.numbers)
@@ -217,3 +219,11 @@ class ActiveSet:
         """(steps ever taken, examples that took the last), as last reported by the device."""
         serial, count = divmod(int(self.word[0]), self.batch + 1)
         return serial, count
+
+
+def _draw_into(place: Tensor, draw: Callable[..., Tensor], generator: torch.Generator) -> None:
+    """Draw numbers for every image of a batch, in place where they are for all of it."""
+    if isinstance(generator, PartGenerator):
+        place.copy_(generator.rows(draw, place.shape[1:]))
+    else:
+        draw(place.shape, generator=generator, out=place)

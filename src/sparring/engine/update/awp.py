@@ -7,6 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from sparring.engine.update.exchange import ALONE, Exchange
+
 
 def gradients(
     loss_here: Callable[[], Tensor],
@@ -14,6 +16,7 @@ def gradients(
     parameters: list[Tensor],
     leaves: list[Tensor],
     awp: Tensor | None,
+    exchange: Exchange = ALONE,
 ) -> tuple[Tensor, list[Tensor]]:
     """The loss, detached, and its gradient; with `awp` both at the weights w + v.
 
@@ -26,6 +29,7 @@ def gradients(
         statistics: the buffers that a forward pass moves.
         leaves: what is differentiated and perturbed: the parameters, or copies of them in another precision.
         awp: size of the perturbation, relative; None for none.
+        exchange: makes g the mean over all processes.
     """
     if awp is None:
         loss = loss_here()
@@ -35,6 +39,7 @@ def gradients(
     weights = [(leaf, weight) for leaf, weight in zip(leaves, parameters, strict=True) if weight.dim() > 1]
     directions = torch.autograd.grad(loss_here(), [leaf for leaf, _ in weights])
     with torch.no_grad():
+        exchange.mean(list(directions))
         before = [leaf.detach().clone() for leaf, _ in weights]
         for tensor, value in zip(statistics, kept, strict=True):
             tensor.copy_(value)

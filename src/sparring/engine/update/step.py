@@ -3,8 +3,8 @@
 The learning rate lies in memory, so that a schedule recaptures nothing, and the check runs on the device: a step that
 is not finite changes no weight, and `failed` reports it when the host next asks. It runs a copy of the model
 (amp_copy.py), may take the gradient at perturbed weights (awp.py) and moves all weights at once (descent.py). Between
-gradient and check both can be exchanged with other processes: a mean that is not finite for one is so for all, and all
-skip the step.
+gradient and check both are exchanged with the other processes, in the same graph: a mean that is not finite for one is
+so for all, and all skip the step.
 """
 
 from __future__ import annotations
@@ -20,14 +20,10 @@ from sparring.engine.cuda_graphs import Captured, NotCapturable, draws_on_the_ho
 from sparring.engine.update.amp_copy import AmpCopy
 from sparring.engine.update.awp import gradients
 from sparring.engine.update.descent import Descent
+from sparring.engine.update.exchange import ALONE, Exchange, no_images, statistics
 
 # (model, x, x_adv, y) -> scalar; y: int64 class numbers (B,), or float class probabilities (B, classes)
 BatchLoss = Callable[[nn.Module, Tensor, Tensor, Tensor], Tensor]
-Exchange = Callable[[list[Tensor]], None]  # makes each tensor the mean over all processes, in place
-
-
-def alone(tensors: list[Tensor]) -> None:
-    """Exchange nothing: there is one process."""
 
 
 class Update(Protocol):
@@ -60,7 +56,7 @@ class FastUpdate:
         also: Sequence[Tensor] = (),
         kernels: ModuleType | None = None,
         norms: tuple[ModuleType, ModuleType] | None = None,
-        exchange: Exchange = alone,
+        exchange: Exchange = ALONE,
         without: Collection[str] = (),
     ) -> None:
         """Made once for a run.
@@ -76,7 +72,7 @@ class FastUpdate:
             without: hand-written parts to leave out: wide_channels, compile_ahead (engine/select.py).
         """
         self.model, self.loss, self.half, self.after, self.also = model, loss, half, after, also
-        self.exchange = exchange
+        self.exchange, self.statistics = exchange, statistics(model)
         self.parameters: list[Tensor] = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.amp_copy = AmpCopy(
             model,
@@ -96,8 +92,8 @@ class FastUpdate:
         self.value = torch.zeros((), device=device)
         self.graphs: dict[tuple[int, bool, int], Captured] = {}  # by images, perturbation of the weights, soft targets
         self.rest = -1  # images of the last batch that was not full
-        self.pool = pool_for(device)
-        self.not_captured = ""  # the reason, where the step runs uncaptured
+        self.not_captured = exchange.not_captured  # the reason, where the step runs uncaptured
+        self.pool = None if self.not_captured else pool_for(device)
 
     def rehearse(self) -> None:
         """Capture the step of a full batch, in train mode. Weights and statistics do not move.
@@ -120,9 +116,7 @@ class FastUpdate:
             self.graphs.clear()  # captured in other modes
         self.descent.lr.fill_(lr)
         self.awp.fill_(awp)
-        # The last batch of an epoch: a graph if it comes again. But a capture's warm-up exchanges too, and a process
-        # whose last batch has another size would lose step.
-        again = len(x) == self.rest and self.exchange is alone
+        again = len(x) == self.rest and len(x) > 0  # the last batch of an epoch: a graph if it comes again
         if len(x) < len(self.x) and not again:
             self.rest = len(x)
             self._step(x, x_adv, y, awp > 0)
@@ -165,7 +159,7 @@ class FastUpdate:
             places = self._places(count, soft)  # made here: inside a capture their memory would be the graph's
             # What a warm-up draws (dropout) must not shift the draws of the step itself.
             cuda = [torch.cuda.current_device()] if self.x.is_cuda else []
-            with torch.random.fork_rng(devices=cuda), draws_on_the_host() as drawn:
+            with torch.random.fork_rng(devices=cuda), draws_on_the_host() as drawn, self.exchange.rehearsal():
                 graph = Captured(lambda: self._step(*places, awp), self.pool)
             if self.pool is not None and drawn():
                 raise NotCapturable("the network draws from numpy's or Python's generator")
@@ -177,21 +171,27 @@ class FastUpdate:
         return graph
 
     def _step(self, x: Tensor, x_adv: Tensor, y: Tensor, awp: bool) -> None:
+        loss, found = self._gradients(x, x_adv, y, awp)
+        with torch.no_grad():
+            self.exchange([loss, *found, *self.statistics])
+            self.descent(loss, found)
+            self.amp_copy.count()
+            self.value.copy_(loss)
+            self.after()
+
+    def _gradients(self, x: Tensor, x_adv: Tensor, y: Tensor, awp: bool) -> tuple[Tensor, list[Tensor]]:
+        leaves = self.amp_copy.leaves
+        if len(x) == 0:
+            if awp:  # the others exchange the direction of the perturbation first
+                weights = zip(leaves, self.parameters, strict=True)
+                self.exchange.mean([torch.zeros_like(leaf) for leaf, weight in weights if weight.dim() > 1])
+            return no_images(leaves, self.value)
+
         def loss_here() -> Tensor:
             self.amp_copy.forwards = 0  # with a perturbation the second pass counts, as it does for the statistics
             with torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=self.half):
                 return self.loss(self.amp_copy.module, x, x_adv, y)
 
-        loss, found = gradients(
-            loss_here,
-            list(self.amp_copy.module.buffers()),
-            self.parameters,
-            self.amp_copy.leaves,
-            self.awp if awp else None,
-        )
-        with torch.no_grad():
-            self.exchange([loss, *found])
-            self.descent(loss, found)
-            self.amp_copy.count()
-            self.value.copy_(loss)
-            self.after()
+        statistics = list(self.amp_copy.module.buffers())
+        size = self.awp if awp else None
+        return gradients(loss_here, statistics, self.parameters, leaves, size, self.exchange)

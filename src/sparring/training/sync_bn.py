@@ -1,0 +1,71 @@
+"""Batch-norm over the images of all processes: the same statistics as those of one process with the whole batch.
+
+A layer is run as a subclass of its own class, so parameters, their names and what eval mode does stay as they are.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from sparring.training.distributed import World
+
+
+class _Sum(torch.autograd.Function):
+    """The sum over all processes; its gradient is the sum of their gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, group: Any) -> Tensor:
+        ctx.group = group
+        added = values.clone()
+        dist.all_reduce(added, group=group)
+        return added
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        added = gradients[0].clone()
+        dist.all_reduce(added, group=ctx.group)
+        return added, None
+
+
+def normalised(layer: nn.modules.batchnorm._BatchNorm, x: Tensor, group: Any) -> Tensor:
+    """`x` normalised by the mean and variance over all processes, which the running statistics follow."""
+    channels, others = x.shape[1], [0, *range(2, x.ndim)]
+    count = x.new_full((1,), x.numel() / channels)
+    first = _Sum.apply(torch.cat([x.sum(others), count]), group)  # type: ignore[no-untyped-call]
+    total = first[-1].detach()
+    shape = (1, channels, *[1] * (x.ndim - 2))
+    centred = x - (first[:-1] / total).view(shape)
+    # In two passes: the mean of squares minus the square of the mean loses what they have in common.
+    variance = _Sum.apply(centred.square().sum(others), group) / total  # type: ignore[no-untyped-call]
+    if layer.running_mean is not None and layer.running_var is not None:
+        assert layer.num_batches_tracked is not None
+        layer.num_batches_tracked += 1
+        rate = 1.0 / float(layer.num_batches_tracked) if layer.momentum is None else layer.momentum
+        with torch.no_grad():
+            layer.running_mean.lerp_(first[:-1] / total, rate)
+            layer.running_var.lerp_(variance * total / (total - 1).clamp(min=1), rate)
+    out = centred * torch.rsqrt(variance + layer.eps).view(shape)
+    if layer.weight is not None:
+        out = out * layer.weight.view(shape) + layer.bias.view(shape)
+    return out
+
+
+def synchronise(model: nn.Module, world: World) -> None:
+    """Let every batch-norm layer of the model take its statistics over all processes in train mode. In place."""
+    if not world.grouped:
+        return
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.__class__ = _synchronised(type(module), world.group)
+
+
+def _synchronised(kind: type[Any], group: Any) -> type[Any]:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        alone = not self.training or not dist.is_initialized()  # a trained model outlives the group
+        return kind.forward(self, x) if alone else normalised(self, x, group)
+
+    return type(kind.__name__, (kind,), {"forward": forward})

@@ -1,0 +1,37 @@
+"""What torchrun says by the environment: which of how many processes this is. Loads no torch."""
+
+from __future__ import annotations
+
+import os
+
+from sparring.errors import UserError
+
+_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def launched() -> bool:
+    """Whether this process was started as one of a group, as torchrun does it."""
+    return all(name in os.environ for name in _VARIABLES)
+
+
+def rank() -> int:
+    """The number of this process in its group, from 0; 0 where it was started by itself."""
+    return number("RANK") if launched() else 0
+
+
+def size() -> int:
+    """The number of processes of the group; 1 where this one was started by itself."""
+    return number("WORLD_SIZE") if launched() else 1
+
+
+def attempt() -> int:
+    """How often torchrun has started the processes again after one of them failed."""
+    return number("TORCHELASTIC_RESTART_COUNT", 0) if launched() else 0
+
+
+def number(name: str, default: int | None = None) -> int:
+    """A whole number in the environment."""
+    text = os.environ.get(name, "" if default is None else str(default))
+    if not text.isdigit():
+        raise UserError(f"{name} is {text!r} in the environment, expected a whole number. Start with torchrun.")
+    return int(text)
