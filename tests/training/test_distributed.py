@@ -11,7 +11,7 @@ from torch import nn
 from sparring.data import Dataset, load
 from sparring.data.stream import rows_of
 from sparring.objectives import CAT, DAT, FAT, MART, TRADES, FATForTRADES
-from sparring.training import loop
+from sparring.training import loop, run_folder, torchrun
 from sparring.training.checkpoint import checksum
 from sparring.training.config import Config
 from sparring.training.distributed import joined
@@ -113,3 +113,100 @@ def test_several_processes_are_one_run_up_to_rounding(tmp_path, alone, size):
         for member in members:
             close(weights, member[name][0])
             assert member[name][1] == members[0][name][1] and len(member[name][1]) == 2, name
+
+
+def both_norms(folder: str):
+    """A network with batch-norm: synchronised in float64, and local on the fast engine of the CPU."""
+    fast = replace(BASE, objective=FAT(**SHORT, tau=1), ema=0.9)
+    return {
+        "synchronised": trained(replace(BASE, sync_bn=True), 83, f"{folder}/synchronised", True, "plain"),
+        "fast": trained(fast, 83, f"{folder}/fast", True, "fast"),
+    }
+
+
+def test_batch_norm_is_that_of_one_process_where_synchronised_and_the_same_everywhere_where_not(tmp_path):
+    alone = both_norms(str(tmp_path / "alone"))
+    members = group.run(2, both_norms, str(tmp_path / "group"))
+    for member in members:
+        close(alone["synchronised"][0], member["synchronised"][0])
+        for name, (_, sums) in member.items():
+            assert sums == members[0][name][1], name
+    weights = members[0]["fast"][0]
+    assert any(not (values == weights[name]).all() for name, values in alone["fast"][0].items())  # statistics differ
+    start = run_folder.read_environment(tmp_path / "group" / "synchronised")[0]
+    assert (start["processes"], start["backend"], start["batch_statistics"]) == (2, "gloo", "of all processes")
+    assert run_folder.read_environment(tmp_path / "group" / "fast")[0]["batch_statistics"] == "of each process"
+    assert "processes" not in run_folder.read_environment(tmp_path / "alone" / "fast")[0]
+
+
+class Spoilt(nn.Module):
+    """A network whose logits are not finite for images whose first pixel is 1."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.inside, self.where = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), where
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        bad = x[:, :1, 0, 0] == 1.0
+        logits = self.inside(x)
+        spoils = self.training if self.where == "update" else True
+        return torch.where(bad & spoils, logits / 0, logits)
+
+
+def spoilt(folder: str, where: str):
+    data = digits(40)
+    x = data.train.x.clone()
+    x[:, :, 0, 0] = 0
+    x[7, :, 0, 0] = 255
+    data = replace(data, train=replace(data.train, x=x))
+    config = replace(BASE, objective=FAT(eps=0.01, step_size=0.01, steps=1, start=None), augment="none", batch_size=40)
+    with joined(torch.device("cpu")) as world:
+        loop.train(replace(config, validation=5), folder, model=Spoilt(where), data=data, engine="plain", world=world)
+
+
+@pytest.mark.parametrize("where", ["attack", "update"])
+def test_logits_that_are_not_finite_on_one_process_stop_all(tmp_path, where):
+    found = group.run(3, spoilt, str(tmp_path), where)
+    assert [kind for kind, _, _ in found] == ["Diverged"] * 3
+    assert {text for _, text, _ in found} == {found[0][1]} and "epoch 1, step" in found[0][1]
+    assert [elsewhere for *_, elsewhere in found] == [False, True, True]
+    assert not (tmp_path / run_folder.LAST).exists()
+
+
+def other_than_the_first(folder: str, what: str):
+    rank = torchrun.rank()
+    config, data = BASE, digits(83)
+    if what == "configuration" and rank == 1:
+        config = replace(BASE, lr=0.2)
+    if what == "data" and rank == 1:
+        data = digits(82)
+    if what == "run folder" and rank == 1:
+        folder = f"{folder}/other"
+    if what == "device":
+        config = replace(BASE, batch_size=3)
+    with joined(torch.device("cpu")) as world:
+        loop.train(config, folder, data=data, engine="plain", resume=what == "run folder", world=world)
+
+
+@pytest.mark.parametrize("what", ["configuration", "data"])
+def test_processes_that_differ_are_refused_by_name(tmp_path, what):
+    found = group.run(2, other_than_the_first, str(tmp_path / "run"), what)
+    expected = f"process 1 has another {what} than process 0. Start every process with the same command"
+    for (kind, text, elsewhere), first in zip(found, (True, False), strict=True):
+        assert kind == "UserError" and text.startswith(expected) and elsewhere is not first
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_process_that_does_not_see_the_run_folder_is_refused(tmp_path):
+    with joined(torch.device("cpu")) as world:
+        loop.train(replace(BASE, epochs=1), tmp_path / "run", data=digits(83), engine="plain", world=world)
+    found = group.run(2, other_than_the_first, str(tmp_path / "run"), "run folder")
+    assert all(kind == "UserError" and "another run folder" in text for kind, text, _ in found)
+
+
+def test_a_batch_too_small_for_the_processes_is_refused(tmp_path):
+    found = group.run(2, other_than_the_first, str(tmp_path / "run"), "device")
+    assert found[0][1] == (
+        "a batch of 3 images leaves some of 2 processes without two images. Use --batch-size 4 or more, or fewer "
+        "processes."
+    )

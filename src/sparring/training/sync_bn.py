@@ -15,38 +15,45 @@ from sparring.training.distributed import World
 
 
 class _Sum(torch.autograd.Function):
-    """The sum over all processes; its gradient is the sum of their gradients."""
+    """The sum over all processes, of which each has `weight` of the images.
+
+    A process differentiates the mean loss of its own images, and the update weighs the result by `weight`. So what the
+    losses of the others contribute is weighted by theirs, and divided by the process's own.
+    """
 
     @staticmethod
-    def forward(ctx: Any, values: Tensor, group: Any) -> Tensor:
-        ctx.group = group
-        added = values.clone()
-        dist.all_reduce(added, group=group)
-        return added
+    def forward(ctx: Any, values: Tensor, weight: Tensor, group: Any) -> Tensor:
+        ctx.weight, ctx.group = weight, group
+        return _added(values, group)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        added = gradients[0].clone()
-        dist.all_reduce(added, group=ctx.group)
-        return added, None
+        return _added(gradients[0] * ctx.weight, ctx.group) / ctx.weight, None, None
+
+
+def _added(values: Tensor, group: Any) -> Tensor:
+    total = values.detach().clone()
+    dist.all_reduce(total, group=group)
+    return total
 
 
 def normalised(layer: nn.modules.batchnorm._BatchNorm, x: Tensor, group: Any) -> Tensor:
     """`x` normalised by the mean and variance over all processes, which the running statistics follow."""
     channels, others = x.shape[1], [0, *range(2, x.ndim)]
-    count = x.new_full((1,), x.numel() / channels)
-    first = _Sum.apply(torch.cat([x.sum(others), count]), group)  # type: ignore[no-untyped-call]
-    total = first[-1].detach()
+    count = x.new_full((), x.numel() / channels)
+    total = _added(count, group)
+    weight = count / total
     shape = (1, channels, *[1] * (x.ndim - 2))
-    centred = x - (first[:-1] / total).view(shape)
+    mean = _Sum.apply(x.sum(others), weight, group) / total  # type: ignore[no-untyped-call]
+    centred = x - mean.view(shape)
     # In two passes: the mean of squares minus the square of the mean loses what they have in common.
-    variance = _Sum.apply(centred.square().sum(others), group) / total  # type: ignore[no-untyped-call]
+    variance = _Sum.apply(centred.square().sum(others), weight, group) / total  # type: ignore[no-untyped-call]
     if layer.running_mean is not None and layer.running_var is not None:
         assert layer.num_batches_tracked is not None
         layer.num_batches_tracked += 1
         rate = 1.0 / float(layer.num_batches_tracked) if layer.momentum is None else layer.momentum
         with torch.no_grad():
-            layer.running_mean.lerp_(first[:-1] / total, rate)
+            layer.running_mean.lerp_(mean, rate)
             layer.running_var.lerp_(variance * total / (total - 1).clamp(min=1), rate)
     out = centred * torch.rsqrt(variance + layer.eps).view(shape)
     if layer.weight is not None:
