@@ -57,6 +57,13 @@ class Group:
             member.kill()
             member.join()
 
+    def wait_until(self, there: Callable[[], bool], patience: float = _PATIENCE) -> None:
+        """Wait until something is there; fail where a process ends first."""
+        end = time.monotonic() + patience
+        while not there():
+            assert time.monotonic() < end and all(member.is_alive() for member in self.members)
+            time.sleep(0.005)
+
     def results(self, patience: float = _PATIENCE) -> list[Any]:
         """What every process returned or raised, in order; None for one that was killed or is killed now."""
         end, found = time.monotonic() + patience, []

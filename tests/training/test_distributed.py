@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import random
+import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +19,7 @@ from sparring.training.checkpoint import checksum
 from sparring.training.config import Config
 from sparring.training.distributed import joined
 from tests.training import group
+from tests.training.test_loop import same_run
 
 SHORT = {"eps": 0.2, "step_size": 0.05, "steps": 3}
 BASE = Config(
@@ -210,3 +214,88 @@ def test_a_batch_too_small_for_the_processes_is_refused(tmp_path):
         "a batch of 3 images leaves some of 2 processes without two images. Use --batch-size 4 or more, or fewer "
         "processes."
     )
+
+
+LONG = replace(BASE, objective=FAT(**SHORT, tau=1, noise=0.001), epochs=12, ema=0.9, batch_size=20)
+
+
+class Begun:
+    """A tracker that leaves a file when training begins."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def begin(self, *args, **kwargs):
+        self.file.touch()
+
+    def step(self, *args): ...
+    def epoch(self, *args, **kwargs): ...
+    def end(self): ...
+
+
+def keeps_on(folder: str):
+    """Train or continue, saving all the time."""
+    loop.SAVE_EVERY = 0.02
+    given = {"data": digits(200), "tensorboard": False, "engine": "plain", "resume": True}
+    with joined(torch.device("cpu")) as world:
+        model = loop.train(LONG, f"{folder}/run", tracker=Begun(Path(folder) / "begun"), world=world, **given)
+    return checksum(model.state_dict())
+
+
+def test_ten_kills_of_any_process_end_the_others_and_the_run_resumes_bitwise(tmp_path):
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "killed").mkdir()
+    began = time.perf_counter()
+    whole = group.run(2, keeps_on, str(tmp_path / "whole"))
+    longest = (time.perf_counter() - began) / 25
+    moments, begun = random.Random(0), tmp_path / "killed" / "begun"
+    for _ in range(10):
+        begun.unlink(missing_ok=True)
+        with group.start(2, keeps_on, str(tmp_path / "killed")) as members:
+            members.wait_until(begun.exists)
+            time.sleep(moments.uniform(0, longest))
+            victim = moments.randrange(2)
+            members.members[victim].kill()
+            found = members.results(patience=60)
+            assert found[victim] is None, "the run ended before it could be killed"
+            kind, text, _ = found[1 - victim]
+            assert kind == "Lost" and text.startswith("another process of this run has ended")
+    assert run_folder.open_run(tmp_path / "killed" / "run").last() is not None, "no kill came after a save"
+    assert group.run(2, keeps_on, str(tmp_path / "killed")) == whole
+    same_run(tmp_path / "whole" / "run", tmp_path / "killed" / "run")
+
+
+def test_a_run_goes_on_with_another_number_of_processes(tmp_path):
+    """Without batch-norm the numbers are the same up to rounding, whoever computes them."""
+    (tmp_path / "one").mkdir()
+    stop = {"data": digits(200), "tensorboard": False, "engine": "plain"}
+    with pytest.raises(loop.Interrupted):
+        loop.train(LONG, tmp_path / "one" / "run", stop=StopsAfter(25), **stop)
+    sums = group.run(2, keeps_on, str(tmp_path / "one"))
+    assert sums[0] == sums[1]
+    assert [start.get("processes", 1) for start in run_folder.read_environment(tmp_path / "one" / "run")] == [1, 2]
+
+
+class StopsAfter:
+    """A stop that is asked for after some steps."""
+
+    def __init__(self, steps: int) -> None:
+        self.left = steps
+
+    def __call__(self) -> bool:
+        self.left -= 1
+        return self.left < 0
+
+
+def stops_on_one(folder: str, rank: int):
+    """A run that one process is asked to stop."""
+    stop = StopsAfter(25 if torchrun.rank() == rank else 10**9)
+    with joined(torch.device("cpu")) as world:
+        loop.train(LONG, folder, data=digits(200), tensorboard=False, engine="plain", stop=stop, world=world)
+
+
+def test_a_stop_of_one_process_stops_all_after_the_same_step(tmp_path):
+    found = group.run(2, stops_on_one, str(tmp_path / "run"), 1)
+    assert [kind for kind, *_ in found] == ["Interrupted"] * 2
+    assert found[0][1] == found[1][1] == "stopped in epoch 3 after step 6; saved"
+    assert run_folder.open_run(tmp_path / "run").last().facts["step"] == 6

@@ -76,7 +76,7 @@ def main(argv: list[str] | None = None) -> int:
     except RunFailed as error:
         return _fail(error, 130 if isinstance(error, Cancelled) else 1)
     except KeyboardInterrupt as error:
-        return _fail("interrupted.", 1 if isinstance(error, _Terminated) else 130)
+        return _fail("interrupted." if torchrun.rank() == 0 else "", 1 if isinstance(error, _Terminated) else 130)
     except BrokenPipeError:  # `sparring recipes | head`
         from sparring.cli.console import let_go
 
@@ -164,6 +164,8 @@ def _fail(message: str | UserError | RunFailed, code: int) -> int:
 
         if hushed(message):
             return code
+    if message == "":
+        return code
     with suppress(BrokenPipeError):  # `sparring train 2>&1 | head`: only the exit code can be reported
         print(f"sparring: {message}", file=sys.stderr, flush=True)
     return code
