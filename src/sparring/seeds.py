@@ -65,7 +65,7 @@ class PartGenerator(torch.Generator):
 
     def __new__(cls, device: torch.device | str, *_: object) -> PartGenerator:
         """Torch makes it from the device alone."""
-        return super().__new__(cls, device=device)
+        return super().__new__(cls, device=device)  # type: ignore[call-arg]
 
     def rows(self, draw: Callable[..., Tensor], shape: Sequence[int], **how: object) -> Tensor:
         """Numbers for every place of the part, `shape` each."""
@@ -83,9 +83,7 @@ def batch_generator(device: torch.device | str, *parts: int, part: slice, of: in
     return generator(device, *parts) if whole and of <= _BLOCK else PartGenerator(device, parts, part, of)
 
 
-def per_image(
-    draw: Callable[..., Tensor], shape: Sequence[int], generator: torch.Generator, **how: object
-) -> Tensor:
+def per_image(draw: Callable[..., Tensor], shape: Sequence[int], generator: torch.Generator, **how: object) -> Tensor:
     """What `draw` (torch.rand, torch.randn) gives for `shape`, whose first dimension counts the images of a batch.
 
     Drawn on the generator's device. Of a `PartGenerator`, the numbers of its places.

@@ -33,7 +33,7 @@ class Share:
     def size(self, images: int) -> int:
         """The number of places in the part."""
         part = self.cut(images)
-        return part.stop - part.start
+        return int(part.stop - part.start)
 
 
 WHOLE = Share()

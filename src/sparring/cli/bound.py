@@ -23,6 +23,7 @@ from sparring.paper.bound import SURROGATE, Bound, Estimate, estimate
 from sparring.paper.extremes import Strongest
 from sparring.training import run_folder
 from sparring.training.checkpoint import write_text
+from sparring.training.loop import pick_device
 
 DESCRIPTION = f"""Theorem 1 of the paper, checked: adversarial risk <= friendly bound <= conventional bound?
 
@@ -84,7 +85,13 @@ def run(argv: list[str]) -> int:
     path, which = of_a_run(asked.path, asked.which)
     asked = replace(asked, path=path, which=which)
     loaded, spec, images = open_subject(
-        path, which=which, data_name=asked.data, device=asked.device, model=asked.model, mean=asked.mean, std=asked.std
+        path,
+        which=which,
+        data_name=asked.data,
+        device=pick_device(asked.device),
+        model=asked.model,
+        mean=asked.mean,
+        std=asked.std,
     )
     n = min(len(images.test), asked.limit or len(images.test))
     if 0 < n < _FEWEST:

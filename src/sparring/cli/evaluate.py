@@ -14,6 +14,7 @@ from json import loads
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import torch
 import tyro
 from rich.markdown import Markdown
 from rich.table import Table
@@ -22,7 +23,7 @@ from torch import Tensor
 from sparring import data, models, schedules, weights
 from sparring.attacks.threat import Norm
 from sparring.cli.arguments import name_model, named_again, parse
-from sparring.cli.console import Screen
+from sparring.cli.console import Screen, silent_unless
 from sparring.cli.signals import stopped
 from sparring.data import Dataset
 from sparring.errors import UserError
@@ -32,6 +33,7 @@ from sparring.evaluation.sanity.checks import WHY
 from sparring.evaluation.sanity.explain import page
 from sparring.training import run_folder
 from sparring.training.checkpoint import read_facts, write_text
+from sparring.training.distributed import Backend, World, joined
 from sparring.training.loop import pick_device
 
 DESCRIPTION = """Measure how well a model withstands attack. The same command continues an interrupted evaluation.
@@ -79,6 +81,8 @@ class Options:
     """Check for signs that the numbers mislead."""
     device: str = "auto"
     """auto, cpu, cuda or cuda:N."""
+    backend: Backend = "auto"
+    """Of processes that torchrun has started: nccl on CUDA and gloo on CPUs, unless given."""
     which: Literal["last", "best"] = "last"
     """The checkpoint of a run folder."""
     model: str | None = None
@@ -109,20 +113,28 @@ def run(argv: list[str]) -> int:
         words = [*argv, "list"] if argv == ["--explain"] else argv
         return _explain(parse(Explain, words, prog="sparring evaluate", description=DESCRIPTION).explain)
     asked = parse(Options, argv, prog="sparring evaluate", description=DESCRIPTION)
-    path, which = of_a_run(asked.path, asked.which)
-    asked = replace(asked, path=path, which=which, protocol=tuple(dict.fromkeys(asked.protocol)))
-    find(asked.protocol)  # a misspelt name fails before anything is read
-    loaded, spec, images = open_subject(
-        path,
-        which=which,
-        data_name=asked.data,
-        device=asked.device,
-        model=asked.model,
-        mean=asked.mean,
-        std=asked.std,
-    )
+    device = pick_device(asked.device, asked.backend)
+    with joined(device, asked.backend) as world, silent_unless(world.first):
+        return _run(asked, device, world)
+
+
+def _run(asked: Options, device: torch.device, world: World) -> int:
+    with world.together():
+        path, which = of_a_run(asked.path, asked.which)
+        asked = replace(asked, path=path, which=which, protocol=tuple(dict.fromkeys(asked.protocol)))
+        find(asked.protocol)  # a misspelt name fails before anything is read
+        loaded, spec, images = open_subject(
+            path,
+            which=which,
+            data_name=asked.data,
+            device=device,
+            model=asked.model,
+            mean=asked.mean,
+            std=asked.std,
+        )
     asked = _threat_of(asked)
-    folder = open_results(path, out=asked.out, json=asked.json, file=f"{_name(asked)}.json")
+    with world.together():
+        folder = open_results(asked.path, out=asked.out, json=asked.json, file=f"{_name(asked)}.json")
     own = [PROTOCOLS[name].limit for name in asked.protocol]
     own_limit = None if None in own else max(limit for limit in own if limit is not None)
     note_classes(images.test.y, asked.limit or own_limit or len(images.test))
@@ -144,9 +156,10 @@ def run(argv: list[str]) -> int:
             doubts=asked.doubts,
             progress=True,
             compiled=asked.compiled,
+            world=world,
             about={
                 "model": str(asked.path),
-                "which": which,
+                "which": asked.which,
                 "command": _command(asked),
                 "facts": loaded.facts,
                 "data": spec,
@@ -154,7 +167,11 @@ def run(argv: list[str]) -> int:
             },
         )
     except KeyboardInterrupt:
-        raise stopped("stopped. The same command continues where it stopped.") from None
+        failure = stopped("stopped. The same command continues where it stopped.")
+        failure.elsewhere = not world.first
+        raise failure from None
+    if not world.first:
+        return 0
     files = [folder / f"{_name(asked)}.json", *([asked.json] if asked.json else [])]
     kept, trouble = [], None
     for path in files:
@@ -247,7 +264,7 @@ def open_subject(
     *,
     which: weights.Which,
     data_name: str | None,
-    device: str,
+    device: torch.device,
     model: str | None,
     mean: tuple[float, ...],
     std: tuple[float, ...],
@@ -263,7 +280,7 @@ def open_subject(
         **_sizes(path, which, model, data_name),
         normalize=(mean, std) if mean else None,
         which=which,
-        device=pick_device(device),
+        device=device,
     )
     for note in loaded.notes:
         print(f"note: {note}")

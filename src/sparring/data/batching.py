@@ -204,7 +204,7 @@ def _shuffled(
 
 def _places(part: slice, cut: slice, chosen: Policy) -> Tensor:
     """The places of an epoch that one process takes of a batch; where images are mixed, the next one as well."""
-    places = part.start + torch.arange(cut.start, cut.stop)
+    places = torch.arange(part.start + cut.start, part.start + cut.stop)
     if chosen.cutmix is None or len(places) == 0:
         return places
     return torch.cat([places, torch.tensor([part.start + cut.stop % (part.stop - part.start)])])

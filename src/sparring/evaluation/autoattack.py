@@ -24,6 +24,7 @@ from sparring.evaluation.protocols import Settings
 from sparring.evaluation.result import Repeat
 from sparring.evaluation.subject import Subject
 from sparring.evaluation.verdicts import allows_tf32, exact, is_correct
+from sparring.training.distributed import ALONE, World
 
 
 def run_autoattack(
@@ -34,6 +35,7 @@ def run_autoattack(
     seed: int,
     ledger_of: Callable[[str], Ledger],
     task: Task,
+    world: World = ALONE,
 ) -> tuple[Repeat, dict[str, Any]]:
     """AutoAttack's verdicts, and the accuracy after each part. `natural` marks the examples correct without attack."""
     probe, _ = subject.take(torch.arange(min(len(subject.x), 64, subject.batch)))
@@ -46,7 +48,7 @@ def run_autoattack(
     for part in parts(version, classes=subject.classes):
         ledger = ledger_of(part)
         rows = torch.nonzero(correct & ~ledger.judged)[:, 0]
-        advance = task(f"AutoAttack {part}", len(rows))
+        advance = task(f"AutoAttack {part}", subject.count(rows))
 
         def work(x: Tensor, y: Tensor, _rows: Tensor, part: str = part) -> Tensor:
             nonlocal retried
@@ -58,6 +60,7 @@ def run_autoattack(
             ledger.enter(done, right, time.perf_counter() - began, retried)
             began = time.perf_counter()
             advance(len(done))
+        ledger.join(world)
         correct &= ledger.correct
         seconds += ledger.seconds
         again += ledger.retried

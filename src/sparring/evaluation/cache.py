@@ -22,6 +22,7 @@ from sparring.attacks.checks import Model
 from sparring.errors import UserError
 from sparring.evaluation.protocols import Settings
 from sparring.training.checkpoint import replacing
+from sparring.training.distributed import ALONE, World
 
 
 @dataclass
@@ -45,6 +46,24 @@ class Ledger:
         self.correct[rows] = correct.cpu()
         self.seconds += seconds
         self.retried += retried
+        self.write()
+
+    def join(self, world: World) -> None:
+        """Take over what the other processes have judged. The first one then holds all verdicts on disk."""
+        if not world.grouped:
+            return
+        mine = torch.stack([self.judged, ~self.correct]).long()
+        judged, wrong = world.total(mine)
+        retried = world.total(torch.tensor([self.retried]))
+        self.judged, self.correct, self.retried = judged > 0, wrong == 0, int(retried)
+        if world.first:
+            self.write()
+        world.wait()
+        if self.path is not None and not world.first:
+            self.path.unlink(missing_ok=True)
+
+    def write(self) -> None:
+        """Put the verdicts on disk, where there is a store."""
         if self.path is not None:
             with replacing(self.path) as temporary, temporary.open("wb") as file:
                 verdicts = self.judged.numpy(), self.correct.numpy()
@@ -54,9 +73,8 @@ class Ledger:
 class Store:
     """Ledgers by attack; in memory only where there is no folder."""
 
-    def __init__(self, folder: Path | None, n: int) -> None:
-        self.folder = folder
-        self.n = n
+    def __init__(self, folder: Path | None, n: int, world: World = ALONE) -> None:
+        self.folder, self.n, self.world = folder, n, world
         if folder is not None:
             try:
                 folder.mkdir(parents=True, exist_ok=True)
@@ -70,8 +88,24 @@ class Store:
         facts = json.dumps([_facts(settings), precision], sort_keys=True)
         digest = hashlib.sha256(facts.encode()).hexdigest()[:12]
         path = self.folder / f"{name.partition('@')[0]}-{digest}-seed{seed}-{part}.npz"
-        if not path.exists():
-            return Ledger.empty(self.n, path)
+        mine = path if self.world.first else path.with_suffix(f".process{self.world.rank}.npz")
+        found = Ledger.empty(self.n, mine)
+        left = sorted(path.parent.glob(f"{path.stem}.process*.npz"))
+        for each in (path, *left):
+            if each.exists():
+                self._read(each, found)
+        self.world.wait()  # until all have read
+        if not self.world.first:
+            found.retried = 0  # they are added up
+        elif left:
+            found.write()
+            for each in left:
+                each.unlink(missing_ok=True)
+        self.world.wait()
+        return found
+
+    def _read(self, path: Path, found: Ledger) -> None:
+        """Add the verdicts of a file; those of processes that were stopped lie in files of their own."""
         try:
             with np.load(path, allow_pickle=False) as saved:
                 judged, correct = torch.from_numpy(saved["judged"]), torch.from_numpy(saved["stands"])
@@ -80,7 +114,9 @@ class Store:
             raise UserError(f"{path} is damaged. Delete it; only this part of the evaluation runs again.") from None
         if judged.shape != (self.n,) or correct.shape != (self.n,):
             raise UserError(f"{path} holds {len(judged)} verdicts, expected {self.n}. Delete it.")
-        return Ledger(judged, correct, seconds, path, retried)
+        found.judged |= judged
+        found.correct &= correct
+        found.seconds, found.retried = found.seconds + seconds, found.retried + retried
 
 
 def _facts(settings: Settings) -> dict[str, Any]:
@@ -88,16 +124,16 @@ def _facts(settings: Settings) -> dict[str, Any]:
     return {name: value for name, value in asdict(settings).items() if (name, value) != ("norm", "linf")}
 
 
-def open_store(folder: Path | None, model: Model, x: Tensor, y: Tensor) -> Store:
+def open_store(folder: Path | None, model: Model, x: Tensor, y: Tensor, world: World = ALONE) -> Store:
     """The store for this model and these images."""
     if folder is None:
-        return Store(None, len(x))
+        return Store(None, len(x), world)
     if not isinstance(model, nn.Module):
         raise UserError(
             "only the evaluation of an nn.Module can be resumed: a plain function has no weights to identify it by. "
             "Leave out store, or wrap the function in an nn.Module."
         )
-    return Store(folder / fingerprint(model, x, y)[:16], len(x))
+    return Store(folder / fingerprint(model, x, y)[:16], len(x), world)
 
 
 def fingerprint(model: nn.Module, x: Tensor, y: Tensor) -> str:

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from sparring._version import __version__
@@ -32,7 +32,7 @@ from sparring.data import Dataset, as_test_split
 from sparring.engine import on
 from sparring.errors import RunFailed, UserError
 from sparring.evaluation.autoattack import run_autoattack
-from sparring.evaluation.cache import Store, open_store
+from sparring.evaluation.cache import Store, fingerprint, open_store
 from sparring.evaluation.gradient_model import frozen
 from sparring.evaluation.progress import Task, meter
 from sparring.evaluation.protocols import Protocol, Settings, UniqueAttack, find, radius_of, unique_attacks
@@ -43,6 +43,7 @@ from sparring.evaluation.subject import Subject, check_tensors, prepare
 from sparring.evaluation.verdicts import allows_tf32, is_correct
 from sparring.seeds import check_seed
 from sparring.training.config import Precision
+from sparring.training.distributed import ALONE, World
 
 _NATURAL = Settings(eps=0.0, loss="")
 _DOUBTED = 256  # images that the sanity checks run on
@@ -67,6 +68,7 @@ def evaluate(
     progress: bool = False,
     compiled: bool = False,
     about: Mapping[str, Any] | None = None,
+    world: World = ALONE,
 ) -> Result:
     """Measure how well a model withstands attack.
 
@@ -92,6 +94,8 @@ def evaluate(
         progress: whether to show a progress bar on standard error; without a terminal, print a line a minute instead.
         compiled: whether to torch.compile the bf16 copy: worth the compile time for AutoAttack on a GPU.
         about: the caller's own facts to keep in the result, as JSON: where model and data come from.
+        world: processes that judge the images together (`training.distributed.joined`), each calling this function with
+            the same arguments; the first one's result is complete.
     """
     protocols = find(protocol)
     attacks = unique_attacks(protocols, eps=eps, restarts=restarts, norm=norm)
@@ -116,11 +120,15 @@ def evaluate(
     with ExitStack() as held:
         held.enter_context(eval_mode(model))
         held.enter_context(frozen(model))
-        subject = prepare(model, x, y, precision=precision, batch_size=batch_size, compiled=compiled)
+        how: dict[str, Any] = {"precision": precision, "batch_size": batch_size, "compiled": compiled}
+        with world.together():
+            subject = prepare(model, x, y, share=world.share, **how)
+        if world.grouped and isinstance(model, nn.Module):
+            world.agree({"model or images": fingerprint(model, x, y), "settings": repr((attacks, seeds, seed, how))})
         held.enter_context(on(subject.device))
         held.enter_context(_own_randomness(subject.device, seed))
-        verdicts = open_store(None if store is None else Path(store), model, x, y)
-        task = held.enter_context(meter(progress))
+        verdicts = open_store(None if store is None else Path(store), model, x, y, world)
+        task = held.enter_context(meter(progress and world.first))
         natural = _natural(subject, verdicts, task, norm)
         records = {natural.name: natural}
         for attack in attacks:
@@ -132,7 +140,7 @@ def evaluate(
         name = WORST if radius == radii[-1] else f"{WORST}@{radius:.6g}"
         records[name] = _worst(name, radius, norm, seed, [r for r in records.values() if not r.name.startswith(WORST)])
     found: tuple[dict[str, Any], ...] = ()
-    if doubts:
+    if doubts and world.first:
         with meter(progress) as task:  # outside eval_mode: the checks must see the mode the caller's model is in
             found = _doubts(model, subject, records, eps=radii[-1], norm=norm, seed=seed, task=task)
     return Result(records, len(x), _software(subject.device), about, found, y.detach().cpu().clone())
@@ -179,12 +187,13 @@ def _natural(subject: Subject, store: Store, task: Task, norm: Norm) -> AttackRe
     """The accuracy on unperturbed images."""
     ledger = store.open("natural", _NATURAL, precision="fp32", seed=0, part="all")
     rows = torch.nonzero(~ledger.judged)[:, 0]
-    advance = task("natural", len(rows))
+    advance = task("natural", subject.count(rows))
     began = time.perf_counter()
     for done, right in subject.each(rows, lambda x, y, _rows: is_correct(subject.model, x, y)):
         ledger.enter(done, right, time.perf_counter() - began)
         began = time.perf_counter()
         advance(len(done))
+    ledger.join(store.world)
     precision = "fp64" if subject.dtype == torch.float64 else "fp32"
     return _record("natural", replace(_NATURAL, norm=norm), (), precision, [Repeat(0, ledger.correct, ledger.seconds)])
 
@@ -202,7 +211,7 @@ def _pgd(
             one = replace(settings, restarts=1)
             ledger = store.open(attack.name, one, precision=subject.precision, seed=seed, part=part)
             rows = torch.nonzero(correct & ~ledger.judged)[:, 0]
-            advance = task(f"{attack.name} seed {seed}" if settings.random else attack.name, len(rows))
+            advance = task(f"{attack.name} seed {seed}" if settings.random else attack.name, subject.count(rows))
             # Draws depend on what the attack does, not on its name; at another eps they are the same, scaled.
             purpose = f"{settings.loss} {settings.steps} {part}"
             starts = Starts(settings.start, eps=settings.eps, seed=seed, purpose=purpose, norm=settings.norm)
@@ -212,6 +221,7 @@ def _pgd(
                 ledger.enter(done, right, time.perf_counter() - began)
                 began = time.perf_counter()
                 advance(len(done))
+            ledger.join(store.world)
             correct &= ledger.correct
             seconds += ledger.seconds
         repeats.append(Repeat(seed, correct, seconds))
@@ -234,7 +244,8 @@ def _autoattack(
     def ledger_of(part: str) -> Any:
         return store.open(attack.name, settings, precision=subject.precision, seed=seed, part=part)
 
-    repeat, detail = run_autoattack(subject, settings, natural, seed=seed, ledger_of=ledger_of, task=task)
+    how: dict[str, Any] = {"seed": seed, "ledger_of": ledger_of, "task": task, "world": store.world}
+    repeat, detail = run_autoattack(subject, settings, natural, **how)
     return _record(attack.name, settings, _served(attack), subject.precision, [repeat], detail)
 
 

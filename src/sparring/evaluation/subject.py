@@ -14,6 +14,7 @@ from sparring.engine import on
 from sparring.engine.attack.replay import Replayed
 from sparring.errors import RunFailed, UserError
 from sparring.evaluation.gradient_model import gradient_model
+from sparring.shares import WHOLE, Share
 from sparring.training.config import Precision
 
 _CPU_VALUES = 2**19  # pixels per batch on the CPU: 170 CIFAR-10 images
@@ -33,6 +34,8 @@ class Subject:
     classes: int
     precision: str  # of the gradients, as it appears in the result
     batch: int  # the largest batch; shrinks when memory runs out
+    share: Share = WHOLE  # of the batches, this process's
+    planned: int = 0  # the largest batch that all processes agreed on
 
     def take(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Images in [0, 1] and labels of these examples, on the model's device."""
@@ -40,24 +43,47 @@ class Subject:
         return (x.to(self.dtype) / 255 if x.dtype == torch.uint8 else x.to(self.dtype)), y
 
     def each(self, rows: Tensor, work: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-        """(rows, work(x, y, rows)) batch by batch; a batch that does not fit is halved and tried again."""
-        done = 0
-        while done < len(rows):
-            left = len(rows) - done
-            size = math.ceil(left / math.ceil(left / self.batch))  # even batches: no small one at the end
-            part = rows[done : done + size]
+        """(rows, work(x, y, rows)) batch by batch; a batch that does not fit is halved and tried again.
+
+        Of several processes each has some batches of the same list, so that a batch is what it is for one process.
+        """
+        parts = self._own(rows)
+        while parts:
+            part = parts.pop(0)
             try:
                 found = work(*self.take(part), part)
             except torch.OutOfMemoryError:
-                if size == 1:
+                if len(part) == 1:
                     raise RunFailed("one image does not fit into the memory of the device.") from None
-                self.batch = size // 2
+                self.batch = len(part) // 2
                 if isinstance(self.fast, Replayed):  # its captures hold memory that a smaller batch needs
                     self.fast.forget()
                 torch.cuda.empty_cache()
+                parts = _even(torch.cat([part, *parts]), self.batch)
                 continue
             yield part, found
-            done += size
+
+    def count(self, rows: Tensor) -> int:
+        """How many of these rows `each` gives to this process."""
+        return sum(map(len, self._own(rows)))
+
+    def _own(self, rows: Tensor) -> list[Tensor]:
+        """The batches of this process. The list of all is the same for every process, whoever ran out of memory."""
+        if self.share.of == 1:
+            return _even(rows, self.batch)
+        own = _even(rows, self.planned)[self.share.rank :: self.share.of]
+        return [piece for part in own for piece in _even(part, self.batch)]
+
+
+def _even(rows: Tensor, most: int) -> list[Tensor]:
+    """The rows in even batches of at most `most`: no small one at the end."""
+    parts, done = [], 0
+    while done < len(rows):
+        left = len(rows) - done
+        size = math.ceil(left / math.ceil(left / most))
+        parts.append(rows[done : done + size])
+        done += size
+    return parts
 
 
 def check_tensors(x: object, y: object) -> None:
@@ -69,7 +95,14 @@ def check_tensors(x: object, y: object) -> None:
 
 
 def prepare(
-    model: Model, x: Tensor, y: Tensor, *, precision: Precision, batch_size: int | None, compiled: bool = False
+    model: Model,
+    x: Tensor,
+    y: Tensor,
+    *,
+    precision: Precision,
+    batch_size: int | None,
+    compiled: bool = False,
+    share: Share = WHOLE,
 ) -> Subject:
     """Check all that can be checked before the first step. The model is in eval mode."""
     if precision not in ("fp32", "bf16"):
@@ -85,8 +118,10 @@ def prepare(
     device, dtype = _home(model, x)
     most = _CUDA_VALUES if device.type == "cuda" else _CPU_VALUES
     automatic = max(1, min(4096 if device.type == "cuda" else 500, most // x[0].numel()))
+    automatic = min(automatic, math.ceil(len(x) / share.of))  # a batch for every process
     name = {torch.float64: "fp64"}.get(dtype, "fp32") if precision == "fp32" else precision
-    subject = Subject(model, model, x, y, device, dtype, 0, name, batch_size or automatic)
+    subject = Subject(model, model, x, y, device, dtype, 0, name, batch_size or automatic, share)
+    subject.planned = subject.batch
     with on(device):
         probe, _ = subject.take(torch.arange(min(len(x), 16)))
         subject.classes = _classes(model, probe, y)

@@ -24,6 +24,7 @@ from typing import Any, Literal, get_args
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from sparring.errors import RunFailed, UserError, unknown
 from sparring.shares import Share
@@ -127,6 +128,10 @@ class World:
         self._waiting(lambda: dist.all_reduce(added, group=self.control))
         return added
 
+    def wait(self) -> None:
+        """Go on once every process is here."""
+        self.total(torch.zeros(1))
+
     @contextmanager
     def together(self) -> Iterator[None]:
         """A block that every process runs. What one of them raises ends all of them, and is reported once."""
@@ -166,7 +171,7 @@ class World:
             return
         for tensor in tensors:
             here = tensor.detach().to("cpu", copy=True)
-            self._waiting(lambda here=here: dist.broadcast(here, 0, group=self.control))  # type: ignore[misc]
+            self._waiting(lambda here=here: dist.broadcast(here, 0, group=self.control))
             tensor.copy_(here)
 
     def _waiting(self, collective: Any) -> None:
@@ -322,7 +327,7 @@ def _server(rank: int, size: int) -> Any:
     try:
         if not first:
             _reach(host, port)
-        return dist.TCPStore(host, port, size, is_master=first, timeout=_REACH)
+        return TCPStore(host, port, size, is_master=first, timeout=_REACH)
     except (RuntimeError, ValueError, OSError) as error:
         raise UserError(
             f"process {rank} of {size} does not reach {host}:{port} ({str(error).strip().splitlines()[0][:160]}). "
@@ -345,7 +350,7 @@ def _reach(host: str, port: int) -> None:
 
 def _store(rank: int, size: int) -> Any:
     """Names in the store for one group: torchrun's outlives a restart, and a process may train twice."""
-    return dist.PrefixStore(f"sparring/{torchrun.attempt()}/{next(_groups)}", _server(rank, size))
+    return PrefixStore(f"sparring/{torchrun.attempt()}/{next(_groups)}", _server(rank, size))
 
 
 def _digest(value: Any) -> str:

@@ -172,7 +172,7 @@ def train(
                 if there:
                     run_folder.keep_config(run)
                 else:
-                    how = {"images": given.images, "init": given.init, "overwrite": overwrite}
+                    how: dict[str, Any] = {"images": given.images, "init": given.init, "overwrite": overwrite}
                     run = run_folder.create(folder, config, recipe, **how)
                 run.keep_metrics(state.epoch - 1)
                 run_folder.note_environment(folder, device, **world.record(synchronised=config.sync_bn))
@@ -184,7 +184,9 @@ def train(
         if saved is not None and parts.average is not None:
             parts.average.restore(saved.part("average"))
 
-        saver = held_open.enter_context(Saver(run, state, facts, parts.average) if world.first else NoSaver())
+        saver: Saver | NoSaver = NoSaver()
+        if world.first:
+            saver = held_open.enter_context(Saver(run, state, facts, parts.average))
         followers.begin(config, steps=steps, epoch=state.epoch, engine=parts.line)
         held_open.callback(followers.end)
         while state.epoch <= config.epochs:

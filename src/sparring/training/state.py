@@ -153,12 +153,6 @@ class NoSaver:
 
     idle = 0.0
 
-    def __enter__(self) -> NoSaver:
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        pass
-
     def keep(self, model: nn.Module, record: dict[str, Any]) -> None:
         """Remember nothing."""
 

@@ -44,7 +44,7 @@ def normalised(layer: nn.modules.batchnorm._BatchNorm, x: Tensor, group: Any) ->
     total = _added(count, group)
     weight = count / total
     shape = (1, channels, *[1] * (x.ndim - 2))
-    mean = _Sum.apply(x.sum(others), weight, group) / total  # type: ignore[no-untyped-call]
+    mean: Tensor = _Sum.apply(x.sum(others), weight, group) / total  # type: ignore[no-untyped-call]
     centred = x - mean.view(shape)
     # In two passes: the mean of squares minus the square of the mean loses what they have in common.
     variance = _Sum.apply(centred.square().sum(others), weight, group) / total  # type: ignore[no-untyped-call]
@@ -55,7 +55,7 @@ def normalised(layer: nn.modules.batchnorm._BatchNorm, x: Tensor, group: Any) ->
         with torch.no_grad():
             layer.running_mean.lerp_(mean, rate)
             layer.running_var.lerp_(variance * total / (total - 1).clamp(min=1), rate)
-    out = centred * torch.rsqrt(variance + layer.eps).view(shape)
+    out: Tensor = centred * torch.rsqrt(variance + layer.eps).view(shape)
     if layer.weight is not None:
         out = out * layer.weight.view(shape) + layer.bias.view(shape)
     return out

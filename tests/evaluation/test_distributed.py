@@ -1,0 +1,87 @@
+"""An evaluation by several processes: the verdicts of one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sparring.data import load
+from sparring.evaluation import evaluate
+from sparring.evaluation.cache import Ledger
+from sparring.evaluation.subject import Subject
+from sparring.shares import Share
+from sparring.training.distributed import joined
+from sparring.weights import load_model
+from tests.training import group
+
+PROTOCOLS = ["trades", "mart", "autoattack"]  # without and with a random start
+
+
+def judged(store: str | None, protocols: list[str] = PROTOCOLS):
+    """Verdicts of every attack, on this process's view of the whole."""
+    test = load("digits").test
+    with joined(torch.device("cpu")) as world:
+        how = {"eps": 0.4, "limit": 14, "batch_size": 4, "store": store, "restarts": 2, "world": world}
+        result = evaluate(load_model("fat-digits"), test.x, test.y, protocols, doubts=False, **how)
+    return {record.name: record.correct.tolist() for record in result}
+
+
+@pytest.fixture(scope="module")
+def alone():
+    return judged(None)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_verdicts_of_several_processes_are_those_of_one(tmp_path, alone, size):
+    assert 0 < sum(alone["fgsm@trades"]) < len(alone["fgsm@trades"])  # some verdicts of each kind
+    for member in group.run(size, judged, str(tmp_path / "store")):
+        assert member == alone
+    left = sorted(path.name for path in (tmp_path / "store").rglob("*.npz"))
+    assert left and not [name for name in left if ".process" in name]
+    # One process finds all verdicts of the group, and judges nothing again.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Ledger, "enter", lambda *_: pytest.fail("judged again"))
+        assert judged(str(tmp_path / "store")) == alone
+
+
+def test_verdicts_that_a_stopped_group_left_are_taken_over(tmp_path):
+    """A process that was killed leaves a file of its own, which the next start reads and removes."""
+    found = judged(str(tmp_path), ["mart"])
+    (pgd, *_) = [path for path in tmp_path.rglob("*.npz") if path.name.startswith("pgd20")]
+    pgd.rename(pgd.with_suffix(".process1.npz"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Ledger, "enter", lambda *_: pytest.fail("judged again"))
+        assert judged(str(tmp_path), ["mart"]) == found
+    assert pgd.exists() and not list(tmp_path.rglob("*.process1.npz"))
+
+
+def test_other_models_are_refused(tmp_path):
+    found = group.run(2, judged_otherwise)
+    assert all(kind == "UserError" and "another model or images than process 0" in text for kind, text, _ in found)
+
+
+def judged_otherwise():
+    test = load("digits").test
+    with joined(torch.device("cpu")) as world:
+        x = test.x[world.rank :]
+        evaluate(load_model("fat-digits"), x, test.y[world.rank :], "quick", limit=20, world=world, doubts=False)
+
+
+def test_a_process_out_of_memory_keeps_its_part_of_the_rows():
+    x, y = torch.rand(20, 1, 2, 2), torch.zeros(20, dtype=torch.int64)
+    seen = []
+    for rank in range(3):
+        subject = Subject(None, None, x, y, torch.device("cpu"), torch.float32, 1, "fp32", 4, Share(rank, 3), 4)
+        fails = rank == 1
+
+        def work(x, y, rows):
+            nonlocal fails
+            if fails:
+                fails = False
+                raise torch.OutOfMemoryError
+            return rows
+
+        for _ in range(2):  # the second attack begins with the smaller batch
+            seen += [rows.tolist() for rows, _ in subject.each(torch.arange(20), work)]
+            assert subject.count(torch.arange(20)) == 8 if rank < 2 else 4
+    assert sorted(row for rows in seen for row in rows) == sorted([*range(20)] * 2)
