@@ -14,6 +14,7 @@ HOUSE: dict[str, list[str]] = {
     "_version": [],
     "errors": [],
     "seeds": [],
+    "shares": [],
     "schedules": [],
     "attacks": [
         "threat",
@@ -105,6 +106,7 @@ HOUSE: dict[str, list[str]] = {
         "select",
     ],
     "training": [
+        "torchrun",
         "signals",
         "optimisers",
         "config",
@@ -119,6 +121,9 @@ HOUSE: dict[str, list[str]] = {
         "tracking",
         "trackers",
         "progress",
+        "peers",
+        "distributed",
+        "sync_bn",
         "validation",
         "gpu_sharing",
         "resume",
@@ -204,7 +209,18 @@ INSIDE: dict[str, list[str]] = {
     ],
     "engine.manual": ["fused_ops", "manual_network", "chain", "read_chain", "wide_resnet"],
     "engine.attack": ["buckets", "split_batch", "folded", "unfolded", "replay", "active_set", "runner"],
-    "engine.update": ["fused_layers", "fuse_bn", "norm", "sgd", "adam", "descent", "amp_copy", "awp", "step"],
+    "engine.update": [
+        "fused_layers",
+        "fuse_bn",
+        "norm",
+        "sgd",
+        "adam",
+        "descent",
+        "exchange",
+        "amp_copy",
+        "awp",
+        "step",
+    ],
     "evaluation.sanity": ["probes", "checks", "explain", "measure"],
 }
 ROOT = Path(sparring.__file__).parent

@@ -1,8 +1,13 @@
 import pytest
 import torch
+from torch.utils.data import DataLoader, TensorDataset
 
-from sparring.data import AUGMENTS, Split, batches, batching, count_batches
+from sparring.data import AUGMENTS, Split, as_pixels, batches, batching, count_batches, training_batches
+from sparring.data.batching import Mixture
+from sparring.data.loader import passing
+from sparring.data.stream import rows_of
 from sparring.errors import UserError
+from sparring.shares import Share
 
 
 @pytest.fixture
@@ -102,3 +107,31 @@ def test_cuda_gives_what_the_cpu_gives(split):
     there = list(batches(split.to("cuda"), 8, seed=1, augment="crop-flip"))
     for (x, y), (cuda_x, cuda_y) in zip(here, there, strict=True):
         assert cuda_x.is_cuda and torch.allclose(x, cuda_x.cpu(), atol=1e-7, rtol=0) and torch.equal(y, cuda_y.cpu())
+
+
+AUGMENTED = ("none", "crop-flip", "crop-flip+cutmix:1.0", "resized-crop:0.5+jitter:0.4+cutout:3+erase:0.5")
+
+
+@pytest.mark.parametrize("augment", AUGMENTED)
+@pytest.mark.parametrize("kind", ["held", "streamed", "with extra images", "as they come"])
+def test_the_parts_of_all_processes_are_the_batch(kind, augment):
+    """Images, labels and what is mixed in; of 43 images in tens the last batch leaves some of five without."""
+    drawn = torch.Generator().manual_seed(0)
+    x, y = torch.randint(0, 256, (43, 3, 8, 8), dtype=torch.uint8, generator=drawn), torch.arange(43) % 7
+    split, start = Split(x, y), 1
+    images = {"held": split, "streamed": rows_of(split), "with extra images": Mixture(split, 33, 0.3)}.get(kind)
+    if images is None:
+        images, start = passing(DataLoader(TensorDataset(as_pixels(x), y), batch_size=10)), 0
+    given = {"seed": 1, "epoch": 2, "augment": augment, "start": start}
+    whole = list(training_batches(images, 10, **given))
+    for processes in (2, 3, 5):
+        parts = [
+            list(training_batches(images, 10, process=Share(rank, processes), **given)) for rank in range(processes)
+        ]
+        for every, batch in zip(zip(*parts, strict=True), whole, strict=True):
+            for name in ("x", "y", "other", "share"):
+                expected = getattr(batch, name)
+                found = [getattr(part, name) for part in every]
+                assert torch.equal(torch.cat(found), expected) if expected is not None else found == [None] * processes
+            assert {part.of for part in every} == {len(batch.x)} == {batch.of}
+            assert [part.part for part in every] == [Share(r, processes).cut(batch.of) for r in range(processes)]

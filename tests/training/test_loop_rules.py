@@ -14,7 +14,7 @@ from sparring.errors import UserError
 from sparring.objectives import Progress
 from sparring.objectives.cat import mastered_steps
 from sparring.schedules import constant, parse
-from sparring.seeds import Draw, derive_seed
+from sparring.seeds import Draw, derive_seed, generator
 from sparring.training import loop, run_folder
 from sparring.training.config import with_objective
 from sparring.training.loop import Interrupted
@@ -56,7 +56,7 @@ def test_cat_measures_its_own_attack(lessons):
     assert last["steps"] < config.objective.steps  # PGD-k, not PGD-K
 
     def accuracy(**numbers):
-        draws = loop.generator(torch.device("cpu"), config.seed, loop.Draw.VALIDATION, 0)
+        draws = generator(torch.device("cpu"), config.seed, loop.Draw.VALIDATION, 0)
         return (model(pgd(model, x, y, generator=draws, **numbers)).argmax(dim=1) == y).double().mean().item()
 
     assert last["own"] == accuracy(**numbers) != accuracy(**{**numbers, "steps": config.objective.steps})

@@ -17,7 +17,15 @@ from sparring.training.config import Config, to_json
 
 WRONG = (-1, "x", None, [1], True, float("nan"), {"a": 1}, torch.tensor(1.0), b"x", float("inf"), Path("x"))
 # What of these is right.
-ALLOWED = {"normalize": True, "nesterov": True, "no_decay": True, "project": True, "downhill": True, "start": None}
+ALLOWED = {
+    "normalize": True,
+    "nesterov": True,
+    "no_decay": True,
+    "sync_bn": True,
+    "project": True,
+    "downhill": True,
+    "start": None,
+}
 TEXTS = ("data", "model", "init")  # any text may be a name; it is looked up later
 
 

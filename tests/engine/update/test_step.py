@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from sparring.attacks.losses import soft_targets
 from sparring.engine.cuda_graphs import NotCapturable
 from sparring.engine.ema import WeightAverage
 from sparring.engine.plain import PlainUpdate
+from sparring.engine.update.exchange import ALONE, Alone
 from sparring.engine.update.step import FastUpdate
 from sparring.objectives import OBJECTIVES
 from tests.attacks.conftest import images, network
@@ -114,17 +116,53 @@ def test_failed_capture_leaves_the_weights_unchanged(monkeypatch):
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-def test_last_batch_is_exchanged_once_and_not_captured(monkeypatch):
-    """The last batch of another process may have another size."""
+class Counting(Alone):
+    """An exchange that counts its calls outside rehearsals, and may replace what it is given."""
+
+    def __init__(self, meet=lambda tensors: None):
+        self.meet, self.calls, self.rehearsing = meet, 0, False
+
+    def __call__(self, tensors):
+        if not self.rehearsing:
+            self.calls += 1
+            self.meet(tensors)
+
+    @contextmanager
+    def rehearsal(self):
+        self.rehearsing = True
+        yield
+        self.rehearsing = False
+
+
+@pytest.mark.parametrize("count", [16, 7, 0])
+def test_an_update_exchanges_once_whatever_its_size(monkeypatch, count):
+    """Another process may have a last batch of another size, and takes no part in a warm-up."""
     monkeypatch.setattr("sparring.engine.update.step.Captured", Warm)
     (_, _), (model, fast) = pair("madry")
-    exchanged = []
-    fast.exchange = lambda tensors: exchanged.append(len(tensors))
+    fast.exchange = Counting()
     x, y = images(model.eval(), 16)
     model.train()
-    for _ in range(3):
-        fast(x[:7], x[:7], y[:7], 0.1)
-    assert len(exchanged) == 3 and not fast.graphs
+    for updates in (1, 2, 3):
+        fast(x[:count], x[:count], y[:count], 0.1)
+        assert fast.exchange.calls == updates
+    assert len(fast.graphs) == (count > 0)
+
+
+@pytest.mark.parametrize("kind", ["plain", "fast"])
+@pytest.mark.parametrize("awp", [0.0, 0.01])
+def test_a_process_without_images_joins_every_exchange(kind, awp):
+    """Its own loss and gradient are zeros, for the same tensors."""
+    seen = []
+    for count in (8, 0):
+        model, update = pair("madry")[0 if kind == "plain" else 1]
+        update.exchange = Counting(lambda tensors: seen.append([tuple(tensor.shape) for tensor in tensors]))
+        update.exchange.mean = lambda tensors: seen.append([tuple(tensor.shape) for tensor in tensors])
+        x, y = images(model.eval(), 16)
+        model.train()
+        loss = update(x[:count], x[:count], y[:count], 0.1, awp)
+        assert not update.failed() and (loss > 0 if count else loss == 0)
+    half = len(seen) // 2
+    assert half == (2 if awp else 1) and seen[:half] == seen[half:]
 
 
 def test_non_finite_loss_changes_no_weight():
@@ -143,7 +181,7 @@ def test_exchanging_processes_take_the_step_of_the_joint_batch(kind):
     x, y = torch.rand(16, 1, 6, 6), torch.arange(16) % 4
     other: list[torch.Tensor] = []
 
-    def update(batch, exchange=lambda tensors: None):
+    def update(batch, exchange=ALONE):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Flatten(), nn.Linear(36, 4))
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9)
@@ -162,10 +200,9 @@ def test_exchanging_processes_take_the_step_of_the_joint_batch(kind):
 
     whole, step = update(16)
     step(x, x, y, 0.1)
-    _, step = update(8, lambda tensors: other.extend(tensor.clone() for tensor in tensors))
+    _, step = update(8, Counting(lambda tensors: other.extend(tensor.clone() for tensor in tensors)))
     step(x[8:], x[8:], y[8:], 0.1)
-    del other[: len(other) - 3]  # a capture's warm-up exchanges too
-    half, step = update(8, meet)
+    half, step = update(8, Counting(meet))
     step(x[:8], x[:8], y[:8], 0.1)
     for one, both in zip(half.parameters(), whole.parameters(), strict=True):
         torch.testing.assert_close(one, both)
