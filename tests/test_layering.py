@@ -190,7 +190,7 @@ HOUSE: dict[str, list[str]] = {
         "render",
         "headline",
     ],
-    "bench": ["timing", "start_up", "literal_loop", "training", "side_by_side", "parts", "measure"],
+    "bench": ["timing", "start_up", "literal_loop", "training", "side_by_side", "parts", "measure", "scaling"],
     "cli": [],
 }
 # Inside a package of a package, where the order matters as much.

@@ -45,7 +45,7 @@ _OF_FILES = {  # why a file cannot be read or written, where the user can fix it
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP),
     *(errno.ENOSPC, errno.EDQUOT),
 }
-_IN_SEVERAL = ("train", "evaluate")  # what torchrun may start in several processes
+_IN_SEVERAL = ("train", "evaluate", "bench")  # what torchrun may start in several processes
 USAGE = """usage: sparring COMMAND [options]
 
 {commands}

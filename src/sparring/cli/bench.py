@@ -15,16 +15,25 @@ import torch
 import tyro
 
 from sparring import recipes
-from sparring.bench import AblationOptions, Benchmark, BenchmarkOptions, ablation, start_in_words
+from sparring.bench import (
+    AblationOptions,
+    Benchmark,
+    BenchmarkOptions,
+    ablation,
+    measure_scaling,
+    scaling_in_words,
+    start_in_words,
+)
 from sparring.bench.training import fat_of
 from sparring.cli.arguments import name_model, parse
-from sparring.cli.console import Screen
+from sparring.cli.console import Screen, silent_unless
 from sparring.data import load
 from sparring.engine import on
 from sparring.errors import RunFailed, UserError, unknown
-from sparring.training import run_folder
+from sparring.training import run_folder, torchrun
 from sparring.training.checkpoint import write_text
 from sparring.training.config import Config
+from sparring.training.distributed import Backend, World, joined
 from sparring.training.loop import pick_device
 
 DESCRIPTION = """How fast training is here: attack steps, updates, real epochs, and the plain paths in the same run.
@@ -33,12 +42,13 @@ Examples:
   sparring bench                                    # digits on a CPU; CIFAR-10 with ResNet-18 on a GPU
   sparring bench fat-cifar10-resnet18 --only steps epochs
   sparring bench --only parts                       # what each hand-written part of the engine buys (GPU)
+  torchrun --nproc-per-node 8 -m sparring bench --only scaling   # what several processes gain
   sparring bench --cold-start                       # start-up with an empty and a full compile cache
 
 FAT's epochs are compared with Madry's and, where the engine runs (CUDA), with the sum of their own steps. Close other
 programs first."""
 MEASURED = ("start-up", "correct", "steps", "epochs", "plain", "together", "memory")
-ABLATION = "parts"  # only where it is named
+ABLATION, SCALING = "parts", "scaling"  # only where they are named
 NETWORKS = ("small_cnn", "resnet18", "wrn-34-10")  # of the ablation on a GPU
 
 
@@ -49,7 +59,7 @@ class Options:
     recipe: Annotated[str | None, tyro.conf.Positional] = None
     """A recipe of a friendly objective: fat-digits, or fat-cifar10-resnet18 where there is a GPU."""
     only: tuple[str, ...] = ()
-    """Some of start-up correct steps epochs plain together memory; or parts."""
+    """Some of start-up correct steps epochs plain together memory; or parts; or scaling."""
     model: str | None = None
     """Another architecture than the recipe's, such as wrn-34-10."""
     batch_size: int | None = None
@@ -62,6 +72,8 @@ class Options:
     """Also measure the start with an empty and with a full compile cache, in processes of their own."""
     device: str = "auto"
     """auto, cpu, cuda or cuda:N."""
+    backend: Backend = "auto"
+    """Of processes that torchrun has started: nccl on CUDA and gloo on CPUs, unless given."""
     json: Path = Path("bench.json")
     """Where the numbers go, after every part."""
 
@@ -70,10 +82,12 @@ def run(argv: list[str]) -> int:
     """The command."""
     asked = parse(Options, argv, prog="sparring bench", description=DESCRIPTION)
     for name in asked.only:
-        if name not in (*MEASURED, ABLATION):
-            raise unknown("part", name, (*MEASURED, ABLATION))
+        if name not in (*MEASURED, ABLATION, SCALING):
+            raise unknown("part", name, (*MEASURED, ABLATION, SCALING))
+    if torchrun.size() > 1 and set(asked.only) != {SCALING}:
+        raise UserError("of sparring bench, torchrun is for --only scaling alone.")
     name_model(asked.model)
-    device = pick_device(asked.device)
+    device = pick_device(asked.device, asked.backend)
     recipe = recipes.find(asked.recipe or ("fat-cifar10-resnet18" if device.type == "cuda" else "fat-digits"))
     config = replace(
         recipe.config,
@@ -83,12 +97,14 @@ def run(argv: list[str]) -> int:
     fat_of(config)
     if asked.json.is_dir() or not asked.json.parent.is_dir():
         raise UserError(f"--json {asked.json} cannot be written. Name a file in a folder that exists.")
-    with on(device):
-        if set(asked.only) != {ABLATION}:
+    with on(device), joined(device, asked.backend) as world, silent_unless(world.first):
+        if not asked.only or set(asked.only) - {ABLATION, SCALING}:
             _measure(recipe.name, config, device, asked)
+        if SCALING in asked.only:
+            _scale(recipe.name, config, device, asked, world)
         if ABLATION in asked.only:
             _ablate(recipe.name, config, device, asked)
-    print(f"wrote {asked.json}")
+        print(f"wrote {asked.json}")
     return 0
 
 
@@ -109,6 +125,19 @@ def _measure(recipe: str, config: Config, device: torch.device, asked: Options) 
                 f"  {which + ' cache':28} first step after {start_in_words(start)}", highlight=False, soft_wrap=True
             )
         write_text(asked.json, json.dumps(bench.found, indent=1))
+
+
+def _scale(recipe: str, config: Config, device: torch.device, asked: Options, world: World) -> None:
+    """Show and write what these processes gain, and what more of them would."""
+    how: dict[str, Any] = {"kind": asked.what.engine, "repeats": asked.what.repeats}
+    scaling = measure_scaling(config, load(config.data), device, world, **how)
+    screen = Screen()
+    screen.print(f"{recipe}, {config.model}, batch {config.batch_size} per process", style="bold", highlight=False)
+    for what, value in scaling_in_words(scaling):
+        screen.print(f"  {what:24} {value}", highlight=False, soft_wrap=True)
+    if world.first:
+        found = {"recipe": recipe, "model": config.model, **run_folder.environment(device), SCALING: scaling}
+        write_text(asked.json, json.dumps(found, indent=1))
 
 
 def _ablate(recipe: str, config: Config, device: torch.device, asked: Options) -> None:
