@@ -128,6 +128,7 @@ def train(
         world: the processes that train together; each calls this function with the same arguments.
     """
     folder, device = Path(folder), torch.device(device)
+    say = say if world.first else lambda line: None
     with world.together():
         if engine not in get_args(engines.EngineKind):
             raise unknown("engine", str(engine), get_args(engines.EngineKind))
@@ -428,7 +429,7 @@ def engine_for(
     """The engine that trains what `config` says; `how` goes to `engine.prepare` as it is."""
     if world.grouped:
         how = {"exchange": Mean(world, device, next(state.model.parameters()).dtype), **how}
-    if config.sync_bn:
+    if config.sync_bn and world.grouped:
         synchronise(state.model, world)
         how = {"plain_because": "batch-norm is synchronised", **how}
     return engines.prepare(
