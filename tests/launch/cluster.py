@@ -27,7 +27,7 @@ SlurmctldPort={ports[0]}
 SlurmUser={user}
 SlurmdUser={user}
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge.socket
+AuthInfo=socket={folder}/munge.socket,cred_expire=5
 CommunicationParameters=NoInAddrAny,NoCtldInAddrAny
 ProctrackType=proctrack/pgid
 TaskPlugin=task/none
@@ -77,6 +77,11 @@ class Cluster:
         """What a command of Slurm prints; empty where it failed."""
         done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=DEADLINE)
         return done.stdout.strip() if done.returncode == 0 else ""
+
+    def run(self, *command: str) -> None:
+        """A command of Slurm that must succeed."""
+        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=DEADLINE)
+        assert done.returncode == 0, f"{command}: {done.stderr}"
 
     def logs(self) -> str:
         """The ends of the daemons' logs, for the message of a failed test."""

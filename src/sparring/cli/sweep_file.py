@@ -18,6 +18,7 @@ import itertools
 import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from typing import Any
 from sparring import models, recipes
 from sparring.cli.arguments import name_model
 from sparring.cli.train import folder_name, options_of
-from sparring.data import load
+from sparring.data import Rows, Split, divide, load
 from sparring.errors import UserError, did_you_mean
 from sparring.launch import Unit
 from sparring.models.own import is_import_path
@@ -126,8 +127,7 @@ def runs(sweep: Sweep, *, device: str = "auto") -> list[Run]:
             alike = "the same run twice" if same(run.config, other.config) else "two runs with one name"
             raise UserError(f"{sweep.path}: {alike}, {run.unit.name}. Leave out one of its values.")
     planned = list(found.values())
-    for data in dict.fromkeys(run.config.data for run in planned):
-        _blaming(sweep, "data", data, lambda data=data: load(data))
+    _check_data(sweep, [run.config for run in planned])
     for run in planned:
         _check_folder(run)
     return planned
@@ -261,9 +261,22 @@ def _flags(overrides: Mapping[str, _Value]) -> list[str]:
     return words
 
 
-def _blaming(sweep: Sweep, key: str, value: _Value, check: Any) -> None:
+def _check_data(sweep: Sweep, configs: Sequence[Config]) -> None:
+    """Refuse images that are not there, and more validation images than there are."""
+    for name in dict.fromkeys(config.data for config in configs):
+        with _blaming(sweep, "data", name):
+            images = load(name).train
+        for count in dict.fromkeys(config.validation for config in configs if config.data == name):
+            with _blaming(sweep, "validation", count):
+                if isinstance(images, Split | Rows):
+                    divide(images, count, seed=0)
+
+
+@contextmanager
+def _blaming(sweep: Sweep, key: str, value: _Value) -> Iterator[None]:
+    """Begin the message of an error with the key and the value that it comes from."""
     try:
-        check()
+        yield
     except UserError as error:
         raise UserError(f"{sweep.path}: {key} = {_shown(value)}: {error}") from None
 

@@ -1,0 +1,111 @@
+"""Against a real Slurm, two nodes on the loopback: runs that are requeued in the middle end as if left alone."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sparring.cli import main, sweep_file
+from sparring.training import run_folder
+from tests.launch.cluster import MISSING, Cluster, slurm, until
+from tests.training.test_loop import same_run
+
+pytestmark = pytest.mark.skipif(
+    bool(MISSING), reason=f"{', '.join(MISSING[:3])} not installed: apt-get install slurm-wlm munge"
+)
+SWEEP = """
+recipe = "fat-digits"
+seeds = [0, 1, 2]
+out = "runs"
+[set]
+epochs = 8
+batch_size = 64
+attack.steps = 3
+tensorboard = false
+"""
+SETTINGS = ["--epochs=8", "--batch-size=64", "--attack.steps=3", "--no-tensorboard"]
+SLURM = ("--launcher", "slurm", "--slurm.gpus", 0, "--slurm.time", 5)
+PATIENCE = 60.0  # seconds, for what a job computes
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with slurm() as running:
+        yield running
+
+
+@pytest.fixture
+def on_slurm(sparring, cluster, monkeypatch):
+    """The command with the cluster's environment; its jobs end with the test."""
+    for name in ("PATH", "SLURM_CONF"):
+        monkeypatch.setenv(name, cluster.environment[name])
+    yield sparring
+    cluster.ask("scancel", "--full", "--state=RUNNING,PENDING", "--partition=main")
+
+
+def trained(folder: Path) -> int:
+    """Epochs that a run has recorded."""
+    return len(run_folder.read_metrics(folder))
+
+
+def logs(folder: Path) -> str:
+    return "\n".join(f"== {path.name}\n{path.read_text()}" for path in sorted(folder.glob("*_log.*")))
+
+
+def test_requeued_runs_end_as_if_left_alone(on_slurm, cluster, tmp_path):
+    Path("sweep.toml").write_text(SWEEP)
+    said = on_slurm("sweep", "sweep.toml", *SLURM)
+    assert said.code == 0, said
+    array = re.search(r"submitted: 3 as job (\d+)\n", said.out)[1]
+    again = on_slurm("sweep", "sweep.toml", *SLURM)
+    assert again.code == 0 and "already in the queue: 3 of 3" in again.out and "submitted" not in again.out
+    runs = [run.folder for run in sweep_file.runs(sweep_file.read(Path("sweep.toml")))]
+
+    def about() -> str:
+        return logs(tmp_path / "runs" / "slurm") + cluster.logs()
+
+    # One is requeued as a pre-empting job would, the other is told that its time is nearly up.
+    for number, disturb in enumerate((("scontrol", "requeue"), ("scancel", "--signal=USR1"))):
+        until(lambda run=runs[number]: trained(run) >= 1, f"an epoch of run {number}", PATIENCE, logs=about)
+        assert trained(runs[number]) < 8
+        cluster.run(*disturb, f"{array}_{number}")
+    said = on_slurm("sweep", "sweep.toml", *SLURM, "--wait")
+    assert said.code == 0, f"{said}\n{about()}"
+    assert "3 of 3 finished, 0 running, 0 queued" in said.out or "already finished" in said.out
+    assert [len(run_folder.read_environment(run)) for run in runs] == [2, 2, 1], about()
+    for seed, run in enumerate(runs):
+        alone = tmp_path / "alone" / str(seed)
+        assert main(["train", "fat-digits", *SETTINGS, f"--seed={seed}", f"--out={alone}"]) == 0
+        same_run(run, alone)
+    said = on_slurm("sweep", "sweep.toml", *SLURM)
+    assert said.code == 0 and "already finished: 3 of 3 runs." in said.out and "best PGD-10" in said.out
+
+
+def test_a_figure_is_reproduced_by_jobs(on_slurm, cluster, tmp_path):
+    said = on_slurm("reproduce", "fig-motivation", *SLURM, "--wait")
+    assert said.code == 0, f"{said}\n{logs(tmp_path / 'runs/paper/slurm')}{cluster.logs()}"
+    assert "1 of 1 finished" in said.out and "wrote results/fig-motivation/fig-motivation.png" in said.out
+
+
+def test_a_job_that_fails_is_reported(on_slurm, tmp_path):
+    Path("sweep.toml").write_text(SWEEP.replace("[0, 1, 2]", "[0]"))
+    (folder,) = [run.folder for run in sweep_file.runs(sweep_file.read(Path("sweep.toml")))]
+    folder.mkdir(parents=True)
+    (folder / "notes.txt").touch()
+    said = on_slurm("sweep", "sweep.toml", *SLURM, "--wait")
+    assert said.code == 1
+    said.one_line("1 of 1 jobs ended without a result", "_log.err", "the same command submits them again")
+    assert "is not a run folder" in Path(re.search(r"See (\S+);", said.err)[1]).read_text()
+    (folder / "notes.txt").unlink()
+    assert json.loads(Path("runs/slurm/jobs.json").read_text()).keys() == {folder.name}
+
+
+def test_what_slurm_refuses_is_one_line(on_slurm):
+    Path("sweep.toml").write_text(SWEEP)
+    words = ("sweep", "sweep.toml", "--launcher", "slurm")
+    on_slurm(*words, "--slurm.gpus", 0, "--slurm.partition", "none").user_error("partition", "sinfo")
+    on_slurm(*words).user_error("sbatch refused the jobs", "--slurm.gpus 0")
