@@ -19,6 +19,7 @@ NEEDED = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "scontrol
 MISSING = [name for name in NEEDED if shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin:/sbin") is None]
 NODES = ("n1", "n2")
 DEADLINE = 20.0  # seconds for anything that is awaited, unless told
+# cred_expire: seconds that a requeued job waits before it starts again; 120 unless given, 5 at least.
 
 CONF = """
 ClusterName=sparring
@@ -86,7 +87,7 @@ class Cluster:
     def logs(self) -> str:
         """The ends of the daemons' logs, for the message of a failed test."""
         paths = [*self.folder.glob("*.log"), *self.folder.glob("*.out")]
-        return "\n".join(f"== {path.name}\n{path.read_text(errors='replace')[-3000:]}" for path in paths)
+        return "\n".join(f"== {path.name}\n{path.read_text(errors='replace')[-1500:]}" for path in paths)
 
 
 def until(

@@ -47,7 +47,7 @@ Examples:
 class Options:
     """Which sweep, and where it runs."""
 
-    file: Annotated[Path, tyro.conf.Positional]
+    file: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
     """The file of the sweep, in TOML."""
     launcher: Launcher = "local"
     """local: on this machine. slurm: as an array of jobs."""
