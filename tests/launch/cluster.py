@@ -84,6 +84,10 @@ class Cluster:
         done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=DEADLINE)
         assert done.returncode == 0, f"{command}: {done.stderr}"
 
+    def cancel(self) -> None:
+        """End all jobs."""
+        self.ask("scancel", f"--user={getpass.getuser()}")
+
     def logs(self) -> str:
         """The ends of the daemons' logs, for the message of a failed test."""
         paths = [*self.folder.glob("*.log"), *self.folder.glob("*.out")]
@@ -152,7 +156,7 @@ def _idle(cluster: Cluster) -> bool:
 def _end(cluster: Cluster) -> None:
     """Cancel what still runs, then stop the daemons: asked first, killed after some seconds."""
     if len(cluster.daemons) > 1:
-        cluster.ask("scancel", f"--user={getpass.getuser()}")
+        cluster.cancel()
     for daemon in reversed(cluster.daemons):
         daemon.terminate()
     end = time.monotonic() + 5
