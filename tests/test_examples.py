@@ -5,12 +5,16 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
+
+from sparring.cli import main
+from sparring.cli.train import options_of
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -33,7 +37,7 @@ def script(name: str) -> ModuleType:
 
 def test_every_example_is_run_here() -> None:
     tested = Path(__file__).read_text(encoding="utf-8")
-    for path in EXAMPLES.glob("*.[ip]*"):
+    for path in EXAMPLES.glob("*.[ipst]*"):
         assert path.stem in tested, f"no test of {path.name}"
 
 
@@ -78,8 +82,23 @@ def test_fine_tuning(tmp_path, monkeypatch, capsys) -> None:
 
 def test_every_example_is_listed() -> None:
     listed = (EXAMPLES / "README.md").read_text(encoding="utf-8")
-    for path in EXAMPLES.glob("*.[ip]*"):
+    for path in EXAMPLES.glob("*.[ipst]*"):
         assert f"({path.name})" in listed, f"{path.name} is not in examples/README.md"
+
+
+def test_sweep(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["sweep", str(EXAMPLES / "sweep.toml"), "--plan"]) == 0
+    assert "6 runs in runs/sweeps/tau" in capsys.readouterr().out
+
+
+def test_slurm() -> None:
+    """The shell understands the script, and `sparring train` its command."""
+    path = EXAMPLES / "slurm.sh"
+    subprocess.run(["bash", "-n", str(path)], check=True)
+    (line,) = re.findall(r"^torchrun .* -m sparring train (.*) &$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    recipe, options = options_of(line.split())
+    assert recipe == "fat-cifar10-resnet18" and options.resume
 
 
 def test_evaluate_a_checkpoint(tmp_path) -> None:

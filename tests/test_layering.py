@@ -191,6 +191,7 @@ HOUSE: dict[str, list[str]] = {
         "headline",
     ],
     "bench": ["timing", "start_up", "literal_loop", "training", "side_by_side", "parts", "measure", "scaling"],
+    "launch": ["unit", "job", "local", "slurm"],
     "cli": [],
 }
 # Inside a package of a package, where the order matters as much.

@@ -69,6 +69,7 @@ NEEDS_MORE = {
     "an hour": r"autoattack",
     "a published checkpoint": r"\.(pth\.tar|pth|pt)\b",
     "a GPU": r"reproduce table|runs/fast",
+    "a cluster": r"--launcher slurm",
 }
 
 
@@ -208,10 +209,17 @@ def shortened(words: list[str]) -> list[str]:
 
 
 def prepare(words: list[str], spare: Path) -> None:
-    """Create what a command needs: own images, and a trained run where no other command made it."""
+    """Create what a command needs: own images, a shortened sweep, a trained run where no other command made it."""
     for path in re.findall(r"folder:([^?\s]+)", " ".join(words)):
         if not Path(path).exists():
             write_images(Path(path))
+    if words[0] == "sweep":
+        path, example = Path(words[1]), ROOT / words[1]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        text = path.read_text(encoding="utf-8") if path.exists() else example.read_text(encoding="utf-8")
+        path.write_text(
+            re.sub(r"epochs = \d+", "epochs = 1", re.sub(r"seeds = .*", "seeds = [0]", text)), encoding="utf-8"
+        )
     takes_a_model = words[0] in ("bound", "evaluate", "export", "predict")
     if takes_a_model and not Path(words[1]).exists() and words[1] not in shipped.names():
         place_run(words[1], spare)
@@ -239,12 +247,12 @@ FOLLOWED = pytest.mark.parametrize("path", [ROOT / "README.md", *GUIDES], ids=la
 
 @FOLLOWED
 def test_commands_run(path, tmp_path, monkeypatch, spare):
-    """In an empty folder from top to bottom; a Python block that begins with `# NAME.py` is that file."""
+    """In an empty folder from top to bottom; a block that begins with `# NAME.py` or `# NAME.toml` is that file."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     for block in blocks(path.read_text(encoding="utf-8")):
-        if name := re.match(r"# (\w+)\.py\n", block.text):
-            (tmp_path / f"{name[1]}.py").write_text(block.text, encoding="utf-8")
+        if name := re.match(r"# (\w+\.(?:py|toml))\n", block.text):
+            (tmp_path / name[1]).write_text(block.text, encoding="utf-8")
     commands = [
         words[1:]
         for block in blocks(path.read_text(encoding="utf-8"))

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from sparring.cli import reproduce
+from sparring.cli import arguments, reproduce
 from sparring.cli.signals import breakable
-from sparring.paper import headline, specs
+from sparring.paper import headline, plan, specs
 from sparring.paper.collect import collect
 from sparring.paper.specs.figures import FIG_EPS
 from sparring.training import run_folder
@@ -365,3 +365,48 @@ def test_a_drawing_can_be_of_the_requested_scale(sparring, measured):
     for words, epochs in ((["--scale", "full"], 3), ([], 2)):
         said = sparring("reproduce", "table-tiny", "--draw", *words).out
         assert f"Ours: Tiny CNN, {epochs} epochs" in said
+
+
+def test_jobs_of_a_cluster_are_the_training_runs(sparring, monkeypatch, measured):
+    """Rows that share a run are one job; what is measured needs none; the jobs' commands name exactly their rows."""
+    handed = []
+
+    def hand_in(units, folder, asked, *, name, tell):
+        handed.append((units, folder, asked, name))
+
+    monkeypatch.setattr(reproduce, "hand_in", hand_in)
+    said = sparring("reproduce", "table-tiny", "--launcher", "slurm", "--seeds", 0, 1, "--slurm.partition", "gpu")
+    assert said.code == 0 and "sparring reproduce table-tiny --draw draws what is measured." in said.out
+    ((units, folder, asked, name),) = handed
+    assert folder == Path("runs/paper/slurm") and asked.partition == "gpu" and name == "table-tiny"
+    assert len(units) == 4 and len({unit.name for unit in units}) == 4  # two rows, two seeds
+    for unit in units:
+        assert unit.words[:3] == ("reproduce", "table-tiny", "--no-show") and "--launcher" not in unit.words
+        given = arguments.parse(reproduce.Options, list(unit.words[1:]), prog="", description="")
+        assert len(given.rows) == len(given.seeds) == 1 and given.device == "auto"
+    shutil.copytree(measured / "results", "results", dirs_exist_ok=True)
+    said = sparring("reproduce", "table-tiny", "--launcher", "slurm")
+    assert said.code == 0 and len(handed) == 1 and "already measured: 2 of 2 jobs" in said.out
+    assert "wrote results/table-tiny/table.md" in said.out
+
+
+def test_rows_that_share_a_run_are_one_job():
+    jobs = plan(TABLE1, scale="full", runs_folder=Path("runs"), results_folder=Path("results"))
+    shared = [*jobs, *(replace(job, row=replace(job.row, name="same")) for job in jobs[:2])]
+    groups = reproduce._by_run(shared)
+    assert len(groups) == len({job.folder for job in jobs}) < len(shared)
+    assert [len({job.seed for job in group}) for group in groups.values()] == [1] * len(groups)
+    assert sum(len(group) for group in groups.values()) == len(shared)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--at-once", 2], ["--at-once 2 is for processes of this machine", "--slurm.at-most 2"]),
+        (["--draw"], ["--draw draws existing results here", "Leave out --launcher slurm"]),
+        (["--max-minutes", 5], ["--max-minutes is for work on this machine", "--slurm.time"]),
+        (["--slurm.gpus", 2], ["takes one GPU, got --slurm.gpus 2"]),
+    ],
+)
+def test_flags_that_jobs_do_not_read(sparring, words, expected):
+    sparring("reproduce", "table-tiny", "--launcher", "slurm", *words).user_error(*expected)

@@ -226,7 +226,7 @@ def test_own_data_get_their_own_run_folder(sparring, tmp_path):
     ],
 )
 def test_a_default_folder_shows_the_overrides(words, folder):
-    recipe, options = command._options(["fat-digits", *words.split()])
+    recipe, options = command.options_of(["fat-digits", *words.split()])
     assert command._folder(recipe, options.config) == Path("runs") / folder
 
 
@@ -234,7 +234,7 @@ def test_a_default_folder_has_a_bounded_name_that_differs():
     schedules = [",".join(["0", *(f"1@{epoch}" for epoch in range(2, last))]) for last in (60, 61)]
     names = set()
     for schedule in schedules:
-        recipe, options = command._options(["fat-digits", "--attack.tau", schedule])
+        recipe, options = command.options_of(["fat-digits", "--attack.tau", schedule])
         names.add(command._folder(recipe, options.config).name)
     assert len(names) == 2 and max(map(len, names)) < 110
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from sparring.errors import RunFailed, UserError
-from sparring.training.gpu_sharing import fair_share, one_gpu, run_together
+from sparring.training.gpu_sharing import Ended, fair_share, one_gpu, run_queue, run_together
 from sparring.training.run_folder import environment
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -123,6 +123,33 @@ def test_stop_is_passed_on_and_is_not_a_failure(tmp_path):
     commands = [python(PATIENT, tmp_path / str(number)) for number in range(2)]
     assert not run_together(commands, device=CPU, stop=lambda: len(output) == 2, tell=output.append)
     assert all((tmp_path / str(number)).read_text() == "saved" for number in range(2))
+
+
+def test_a_queue_runs_as_many_as_it_may_and_goes_on_after_a_failure(tmp_path):
+    code = """
+import os, sys, time
+here = os.path.join(sys.argv[1], "here")
+os.mkdir(here)  # fails where another one is running
+time.sleep(0.05)
+os.rmdir(here)
+print(os.environ["SPARRING_AT_ONCE"])
+sys.exit(int(sys.argv[2]))
+"""
+    output = []
+    commands = [python(code, tmp_path, status) for status in (0, 3, 0)]
+    ended = run_queue(commands, at_once=1, device=CPU, tell=lambda number, line: output.append((number, line)))
+    assert output == [(0, "1"), (1, "1"), (2, "1")]
+    assert ended == [Ended(0), Ended(3, "one of the processes ended with exit status 3."), Ended(0)]
+
+
+def test_a_stopped_queue_starts_no_other(tmp_path):
+    output = []
+    commands = [python(PATIENT, tmp_path / str(number)) for number in range(2)]
+    ended = run_queue(
+        commands, at_once=1, device=CPU, stop=lambda: bool(output), tell=lambda number, line: output.append(line)
+    )
+    assert ended == [Ended(None), Ended(None)] and output == ["here"]
+    assert (tmp_path / "0").read_text() == "saved" and not (tmp_path / "1").exists()
 
 
 def test_closed_output_stops_the_processes():

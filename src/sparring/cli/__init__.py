@@ -27,6 +27,7 @@ COMMANDS = {
         "train three models on digits in half a minute and compare them",
     ),
     "train": ("sparring.cli.train", "train a model from a recipe, on a built-in data set or your own images"),
+    "sweep": ("sparring.cli.sweep", "train many runs of a recipe, on this machine or a Slurm cluster"),
     "evaluate": ("sparring.cli.evaluate", "measure how robust a model is"),
     "reproduce": (
         "sparring.cli.reproduce",

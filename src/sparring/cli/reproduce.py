@@ -17,6 +17,7 @@ import tyro
 from sparring.cli.arguments import parse
 from sparring.cli.console import Screen, let_go
 from sparring.cli.evaluate import make_folder
+from sparring.cli.launching import FOLDER, Launcher, check, hand_in, wait_for
 from sparring.cli.paper_item import show
 from sparring.cli.paper_listing import count, list_items, list_jobs
 from sparring.cli.progress import command_bar
@@ -24,6 +25,8 @@ from sparring.cli.signals import breakable, stopped
 from sparring.data import describe
 from sparring.errors import RunFailed, UserError
 from sparring.evaluation.protocols import find as find_protocol
+from sparring.launch import Unit
+from sparring.launch.slurm import DEFAULT, Slurm
 from sparring.paper import Job, Stopped, Workspace, carry_out, cost, plan, remaining, results, specs
 from sparring.paper.collect import collect
 from sparring.paper.headline import headline
@@ -45,6 +48,7 @@ Examples:
   sparring reproduce table1 --rows 'fat-*' --seeds 0 1 2 --max-minutes 8.5
   sparring reproduce fig-tau --scale full --rows 'small_cnn-*' --at-once 11
   sparring reproduce fastat --scale full --rows fat madry
+  sparring reproduce table1 --launcher slurm --slurm.partition gpu
   sparring reproduce table1 --draw
   sparring reproduce --draw"""
 
@@ -70,6 +74,11 @@ class Options:
     """Processes that share the rows and the GPU (with NVIDIA MPS if present): four do 1.5 times the work of one."""
     share: int | None = None
     """Per cent of the GPU that each process may use; by default 200 / at-once, which was best with 4 and with 11."""
+    launcher: Launcher = "local"
+    """local: on this machine. slurm: as an array of jobs, one for each training run and what is measured on it."""
+    wait: bool = False
+    """Wait until the jobs have ended, then draw."""
+    slurm: Slurm = DEFAULT
     max_minutes: float | None = None
     """Stop cleanly after this many minutes, between two steps; the same command continues."""
     show: bool = True
@@ -109,11 +118,17 @@ def run(argv: list[str]) -> int:
         command = f"sparring reproduce {item.name} --draw"
         raise UserError(f"nothing of {item.name} is measured at scale full. To draw what exists: {command}.")
     jobs = _jobs(item, options)
+    _check_launcher(options)
     if options.plan:
         screen.print(list_jobs(jobs))
         return 0
     finished = True
-    if not options.draw:
+    if options.launcher == "slurm":
+        if options.show:
+            _report_existing(jobs, screen)
+        if not _by_slurm(jobs, options, screen):
+            return 0
+    elif not options.draw:
         device = pick_device(options.device)
         _check_feasible(item, jobs, options, device)
         if options.show:
@@ -277,6 +292,66 @@ def _title(job: Job, options: Options) -> str:
     return f"{job.row.name} seed {job.seed} " if options.seeds else f"{job.row.name} "
 
 
+def _check_launcher(options: Options) -> None:
+    """Refuse flags that the launcher does not read."""
+    check(options.launcher, options.slurm, wait=options.wait, at_once=options.at_once)
+    if options.launcher == "local":
+        return
+    if options.draw:
+        raise UserError("--draw draws existing results here. Leave out --launcher slurm.")
+    if options.max_minutes is not None:
+        raise UserError("--max-minutes is for work on this machine. For jobs write --slurm.time MINUTES.")
+    if options.slurm.gpus > 1:
+        raise UserError(f"a run of the paper takes one GPU, got --slurm.gpus {options.slurm.gpus}. Leave it out.")
+
+
+def _by_slurm(jobs: Sequence[Job], options: Options, screen: Screen) -> bool:
+    """Hand what is missing to Slurm; whether all of it is there."""
+    groups = _by_run(remaining(jobs))
+    if not groups:
+        return True
+
+    def tell(line: str) -> None:
+        screen.print(line, highlight=False, soft_wrap=True)
+
+    item, folder = jobs[0].item, options.runs / FOLDER
+    make_folder(jobs[0].path.parent, "--results")
+    make_folder(options.runs, "--runs")
+    units = [Unit(name, tuple(_command(group, options, options.device)[3:])) for name, group in groups.items()]
+    found = hand_in(units, folder, options.slurm, name=item, tell=tell)
+    if not options.wait:
+        tell(f"{_drawing(item, options)} draws what is measured.")
+        return False
+
+    def finished() -> list[str]:
+        return [name for name, group in groups.items() if not remaining(group)]
+
+    with stopping() as stop:
+        wait_for(units, found, folder, finished=finished, stop=stop, tell=tell)
+    return True
+
+
+def _drawing(item: str, options: Options) -> str:
+    """The command that draws what these jobs measure."""
+    words = ["sparring", "reproduce", item, "--draw"]
+    words += ["--scale", options.scale] if options.scale == "full" else []
+    words += ["--limit", str(options.limit)] if options.limit else []
+    words += ["--results", str(options.results)] if options.results != Options.results else []
+    return shlex.join(words)
+
+
+def _by_run(jobs: Sequence[Job]) -> dict[str, list[Job]]:
+    """Jobs by the run that they train or measure: each group is independent of the others.
+
+    Rows that share a run are one group; a run has one seed, so that a command can name the group exactly.
+    """
+    groups: dict[str, list[Job]] = {}
+    for job in jobs:
+        name = f"{job.item}-{job.path.stem}" if job.folder is None else job.folder.name
+        groups.setdefault(name, []).append(job)
+    return groups
+
+
 def _share(
     jobs: Sequence[Job],
     options: Options,
@@ -285,18 +360,18 @@ def _share(
     log: Callable[[str], None],
 ) -> bool:
     """Carry out the jobs in several processes of this command, each with its own time limit."""
-    commands = [_command(share, options, device) for share in cost.share_out(remaining(jobs), options.at_once)]
+    commands = [_command(share, options, str(device)) for share in cost.share_out(remaining(jobs), options.at_once)]
     if commands and not run_together(commands, device=device, share=options.share, stop=stop, tell=log):
         raise Stopped("all processes; saved")
     return not remaining(jobs)
 
 
-def _command(share: Sequence[Job], options: Options, device: torch.device) -> list[str]:
+def _command(share: Sequence[Job], options: Options, device: str) -> list[str]:
     """The command that carries out exactly these jobs."""
     rows = dict.fromkeys(job.row.name for job in share)
     seeds = dict.fromkeys(str(job.seed) for job in share)
     words = [sys.executable, "-m", "sparring", "reproduce", share[0].item, "--no-show", "--scale", options.scale]
-    words += ["--rows", *rows, "--seeds", *seeds, "--device", str(device)]
+    words += ["--rows", *rows, "--seeds", *seeds, "--device", device]
     words += ["--results", str(options.results), "--runs", str(options.runs)]
     words += ["--limit", str(options.limit)] if options.limit else []
     return words + (["--max-minutes", f"{options.max_minutes:.3f}"] if options.max_minutes else [])

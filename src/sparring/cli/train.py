@@ -77,7 +77,7 @@ class Options:
 
 def run(argv: list[str]) -> int:
     """The command, in one process or in each of those that torchrun has started."""
-    recipe, options = _options(argv)
+    recipe, options = options_of(argv)
     name_model(_value_of("--model", argv))
     device = pick_device(options.device, options.backend)
     with joined(device, options.backend) as world, silent_unless(world.first):
@@ -162,12 +162,17 @@ def _of_ones_own(data: Dataset, spec: str) -> list[str]:
 
 
 def _folder(recipe: str, wanted: Config) -> Path:
-    """runs/RECIPE-seedN, with what differs from the recipe in it: runs/fat-digits-tau3-epochs5-seed0."""
+    """runs/RECIPE-seedN, with what differs from the recipe in it."""
+    return Path("runs") / folder_name(recipe, wanted)
+
+
+def folder_name(recipe: str, wanted: Config) -> str:
+    """A run by its recipe, what differs from it, and its seed: fat-digits-tau3-epochs5-seed0."""
     known = recipes.RECIPES.get(recipe)
     changed = "" if known is None else "".join(f"-{word}" for word in _overrides(known.config, wanted))
     if len(changed) > _LONGEST:
         changed = f"{changed[: _LONGEST - 9]}-{hashlib.sha256(changed.encode()).hexdigest()[:8]}"
-    return Path("runs") / f"{recipe or 'run'}{changed}-seed{wanted.seed}"
+    return f"{recipe or 'run'}{changed}-seed{wanted.seed}"
 
 
 def _overrides(base: Config, wanted: Config) -> Iterator[str]:
@@ -200,7 +205,7 @@ def _again(folder: Path, options: Options, world: World) -> str:
     return shlex.join([*words, *(["--track", *options.trackers] if options.trackers else [])])
 
 
-def _options(argv: list[str]) -> tuple[str, Options]:
+def options_of(argv: list[str]) -> tuple[str, Options]:
     """The recipe's name and the options, from the command line; without a recipe, those of the run to resume."""
     if argv and not argv[0].startswith("-"):
         recipe, rest = argv[0], argv[1:]

@@ -6,6 +6,7 @@ one process gained less. Up to rounding, a run computes what it would compute al
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,14 @@ def fair_share(count: int) -> int:
     return min(100, max(1, 200 // count))
 
 
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended."""
+
+    code: int | None  # None: it was asked to stop, or never started
+    complaint: str = ""  # the last line that it complained with
+
+
 def run_together(
     commands: Sequence[Sequence[str]],
     *,
@@ -61,23 +71,62 @@ def run_together(
             message is the last line it complained with.
         BrokenPipeError: raised by `tell`; all have stopped.
     """
+    ended = run_queue(
+        commands,
+        at_once=len(commands),
+        device=device,
+        share=share,
+        stop=stop,
+        tell=lambda number, line: tell(line),
+        until_failure=True,
+    )
+    for each in ended:
+        if each.code:  # with the exit status of the command itself
+            raise UserError(each.complaint) if each.code == 2 else RunFailed(each.complaint)
+    return all(each.code == 0 for each in ended)
+
+
+def run_queue(
+    commands: Sequence[Sequence[str]],
+    *,
+    at_once: int,
+    device: torch.device,
+    share: int | None = None,
+    stop: Callable[[], bool] = lambda: False,
+    tell: Callable[[int, str], None] = lambda number, line: None,
+    until_failure: bool = False,
+) -> list[Ended]:
+    """Run commands in order, at most `at_once` side by side; returns how each of them ended.
+
+    Once `stop` returns True, or with `until_failure` one of them has failed, no other is started, and those that run
+    get SIGTERM and are awaited.
+
+    Args:
+        tell: called with the number of a command and a line that it printed, from threads.
+
+    Raises:
+        BrokenPipeError: raised by `tell`; all have stopped.
+    """
+    count = min(at_once, len(commands))
     with one_gpu(device) as shared, tempfile.TemporaryDirectory() as folder:
-        environment = {**os.environ, **shared, "PYTHONUNBUFFERED": "1", AT_ONCE: str(len(commands))}
-        if share is not None:
-            environment[_SHARE] = str(share)
-        else:  # an explicit setting of the caller's wins
-            environment.setdefault(_SHARE, str(fair_share(len(commands))))
-        environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // len(commands))))
+        environment = _environment(shared, count, share)
         complaints = [Path(folder) / f"{number}.txt" for number in range(len(commands))]
         processes: list[subprocess.Popen[str]] = []
         readers: list[threading.Thread] = []
         broken: list[BrokenPipeError] = []
+
+        def start() -> None:
+            number = len(processes)
+            processes.append(_start(commands[number], complaints[number], environment))
+            reads = (processes[-1], functools.partial(tell, number), broken)
+            readers.append(threading.Thread(target=_read, args=reads, daemon=True))
+            readers[-1].start()
+
+        def ends(codes: Sequence[int | None]) -> bool:
+            return (until_failure and any(codes)) or bool(broken) or stop()
+
         try:
-            for command, complaint in zip(commands, complaints, strict=True):
-                processes.append(_start(command, complaint, environment))
-                readers.append(threading.Thread(target=_read, args=(processes[-1], tell, broken), daemon=True))
-                readers[-1].start()
-            stopped, failed = _await(processes, stop)
+            asked = _await(processes, start, len(commands), count, ends)
         finally:
             for process in processes:
                 process.kill()  # left running by an exception only
@@ -86,11 +135,28 @@ def run_together(
                 reader.join()
         if broken:
             raise broken[0]
-        if failed is not None:
-            code = processes[failed].returncode
-            message = _last_line(complaints[failed]) or f"one of the processes ended with exit status {code}."
-            raise UserError(message) if code == 2 else RunFailed(message)  # with the exit status of the command itself
-        return not stopped
+        ended = [_ended(process, complaints[number], number in asked) for number, process in enumerate(processes)]
+        return ended + [Ended(None)] * (len(commands) - len(processes))
+
+
+def _environment(shared: dict[str, str], count: int, share: int | None) -> dict[str, str]:
+    """The environment of `count` processes that share a device and the cores."""
+    environment = {**os.environ, **shared, "PYTHONUNBUFFERED": "1", AT_ONCE: str(count)}
+    if share is not None:
+        environment[_SHARE] = str(share)
+    else:  # an explicit setting of the caller's wins
+        environment.setdefault(_SHARE, str(fair_share(max(1, count))))
+    environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // max(1, count))))
+    return environment
+
+
+def _ended(process: subprocess.Popen[str], complaints: Path, asked: bool) -> Ended:
+    if process.returncode == 0:
+        return Ended(0)
+    if asked:
+        return Ended(None)
+    said = _last_line(complaints) or f"one of the processes ended with exit status {process.returncode}."
+    return Ended(process.returncode, said)
 
 
 def _start(command: Sequence[str], complaints: Path, environment: dict[str, str]) -> subprocess.Popen[str]:
@@ -101,21 +167,29 @@ def _start(command: Sequence[str], complaints: Path, environment: dict[str, str]
         )
 
 
-def _await(processes: Sequence[subprocess.Popen[str]], stop: Callable[[], bool]) -> tuple[bool, int | None]:
-    """Wait until all have ended: whether `stop` ended them, and which one failed by itself."""
-    stopped, failed = False, None
-    running = True
-    while running:
-        running = None in [process.poll() for process in processes]
-        if not stopped and failed is None:
-            failed = next((number for number, process in enumerate(processes) if process.returncode), None)
-            stopped = failed is None and running and stop()
-            if stopped or failed is not None:
-                for process in processes:
-                    process.terminate()
-        if running:
-            time.sleep(_LOOK)
-    return stopped, failed
+def _await(
+    processes: Sequence[subprocess.Popen[str]],
+    start: Callable[[], None],
+    total: int,
+    at_once: int,
+    ends: Callable[[Sequence[int | None]], bool],
+) -> list[int]:
+    """Start commands and wait until all have ended; returns the numbers of those that were asked to stop."""
+    asked: list[int] | None = None
+    while True:
+        codes = [process.poll() for process in processes]
+        running = [number for number, code in enumerate(codes) if code is None]
+        waiting = len(processes) < total and asked is None
+        if not running and not waiting:
+            return asked or []
+        if asked is None and ends(codes):
+            asked = running
+            for number in asked:
+                processes[number].terminate()
+        elif waiting and len(running) < at_once:
+            start()
+            continue
+        time.sleep(_LOOK)
 
 
 def _read(process: subprocess.Popen[str], tell: Callable[[str], None], broken: list[BrokenPipeError]) -> None:

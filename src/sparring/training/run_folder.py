@@ -91,8 +91,8 @@ class RunFolder:
 
 
 @contextmanager
-def claimed(folder: Path) -> Iterator[None]:
-    """Create the folder and lock it against other training processes for the time of the block.
+def claimed(folder: Path, *, by: str = "training process") -> Iterator[None]:
+    """Create the folder and lock it against other processes (what they are: `by`) for the time of the block.
 
     The lock is the operating system's, on the folder itself: it ends with the process, however that ends. On file
     systems without locks there is none.
@@ -103,7 +103,7 @@ def claimed(folder: Path) -> Iterator[None]:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
-        raise UserError(f"{folder} is in use by another training process. Wait for it, or stop it.") from None
+        raise UserError(f"{folder} is in use by another {by}. Wait for it, or stop it.") from None
     except OSError as error:
         if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.EINVAL, errno.ENOSYS, errno.EBADF):
             raise
