@@ -372,5 +372,5 @@ def test_permission_error_is_one_line(sparring, monkeypatch):
     def forbidden(*args, **kwargs):
         raise PermissionError(errno.EACCES, "Permission denied", "run/config.json")
 
-    monkeypatch.setattr(command, "_options", forbidden)
+    monkeypatch.setattr(command, "options_of", forbidden)
     sparring("train", "fat-digits").user_error("run/config.json cannot be read or written: permission denied.")
