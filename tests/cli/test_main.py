@@ -49,7 +49,7 @@ def test_every_commands_help_has_an_example(sparring, name):
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_refuses_an_unknown_flag(sparring, name, finished):
     needed = {"train": ["fat-digits"], "evaluate": [finished], "bound": [finished], "export": [finished]}
-    needed["predict"] = [finished, "image.png"]
+    needed |= {"predict": [finished, "image.png"], "sweep": ["tau.toml"]}
     sparring(name, *needed.get(name, []), "--no-such-flag", "3").user_error("--no-such-flag", f"See `sparring {name}")
 
 
