@@ -163,6 +163,8 @@ def check(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Fail if a command of a document would be refused."""
     while words and re.fullmatch(r"[A-Z_]+=\S*", words[0]):  # CUDA_VISIBLE_DEVICES=1 sparring ...
         words = words[1:]
+    if words[0] == "torchrun":  # torchrun --nproc-per-node 8 -m sparring train ...
+        words = words[words.index("-m") + 1 :]
     name = Path(words[0]).name
     if name == "sparring":
         parse(words[1:], monkeypatch)
@@ -377,7 +379,7 @@ def test_readme_is_short():
     lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
     assert len(lines) <= 180
     assert max(map(len, lines)) <= 300
-    assert len((ROOT / "CHANGELOG.md").read_text(encoding="utf-8").splitlines()) <= 80
+    assert len((ROOT / "CHANGELOG.md").read_text(encoding="utf-8").splitlines()) <= 100
 
 
 def test_readme_table_is_from_the_results():

@@ -113,6 +113,7 @@ def test_time_is_up_and_the_same_command_continues(sparring, monkeypatch):
 
 def test_an_interrupted_run_resumes_and_says_from_where(sparring, monkeypatch):
     said = []
+    monkeypatch.setattr("sparring.training.signals._received", [signal.SIGTERM])  # not Ctrl-C
     real = reproduce.carry_out
 
     def stop_after_an_epoch(jobs, workspace):
