@@ -10,6 +10,8 @@ attack only the examples that are still classified correctly.
 from __future__ import annotations
 
 import importlib.metadata
+import logging
+import math
 import platform
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -45,6 +47,7 @@ from sparring.seeds import check_seed
 from sparring.training.config import Precision
 from sparring.training.distributed import ALONE, World
 
+_log = logging.getLogger("sparring")
 _NATURAL = Settings(eps=0.0, loss="")
 _DOUBTED = 256  # images that the sanity checks run on
 
@@ -123,6 +126,11 @@ def evaluate(
         how: dict[str, Any] = {"precision": precision, "batch_size": batch_size, "compiled": compiled}
         with world.together():
             subject = prepare(model, x, y, share=world.share, **how)
+        if (batches := math.ceil(len(x) / subject.batch)) < world.size and world.first:
+            _log.warning(
+                f"{batches} batches of up to {subject.batch} images for {world.size} processes: --batch-size "
+                f"{math.ceil(len(x) / world.size)} would give each of them one."
+            )
         if world.grouped and isinstance(model, nn.Module):
             world.agree({"model or images": fingerprint(model, x, y), "settings": repr((attacks, seeds, seed, how))})
         held.enter_context(on(subject.device))

@@ -118,7 +118,6 @@ def prepare(
     device, dtype = _home(model, x)
     most = _CUDA_VALUES if device.type == "cuda" else _CPU_VALUES
     automatic = max(1, min(4096 if device.type == "cuda" else 500, most // x[0].numel()))
-    automatic = min(automatic, math.ceil(len(x) / share.of))  # a batch for every process
     name = {torch.float64: "fp64"}.get(dtype, "fp32") if precision == "fp32" else precision
     subject = Subject(model, model, x, y, device, dtype, 0, name, batch_size or automatic, share)
     subject.planned = subject.batch

@@ -24,7 +24,6 @@ from typing import Any, Literal, get_args
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from sparring.errors import RunFailed, UserError, unknown
 from sparring.shares import Share
@@ -48,7 +47,7 @@ class Lost(RunFailed):
 
 def hushed(error: UserError | RunFailed) -> bool:
     """Whether another process reports this error: it said so, or all had it before they joined."""
-    return error.elsewhere or (torchrun.rank() > 0 and not dist.is_initialized())
+    return error.elsewhere or (torchrun.rank() > 0 and not _initialised())
 
 
 def local_device(name: str, backend: Backend = "auto") -> str:
@@ -198,10 +197,12 @@ def joined(device: torch.device, backend: Backend = "auto") -> Iterator[World]:
     """
     if backend not in get_args(Backend):
         raise unknown("backend", str(backend), get_args(Backend))
-    if not torchrun.launched() and not dist.is_initialized():
+    if not torchrun.launched() and not _initialised():
         yield ALONE
         return
-    if dist.is_initialized():
+    if not dist.is_available():
+        raise UserError("this build of torch has no distributed part. Start one process, or install another build.")
+    if _initialised():
         control = dist.new_group(backend="gloo")
         yield World(dist.get_rank(), dist.get_world_size(), dist.get_backend(), dist.group.WORLD, control)
         return
@@ -327,6 +328,8 @@ def _server(rank: int, size: int) -> Any:
     try:
         if not first:
             _reach(host, port)
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not in every build
+
         return TCPStore(host, port, size, is_master=first, timeout=_REACH)
     except (RuntimeError, ValueError, OSError) as error:
         raise UserError(
@@ -350,7 +353,13 @@ def _reach(host: str, port: int) -> None:
 
 def _store(rank: int, size: int) -> Any:
     """Names in the store for one group: torchrun's outlives a restart, and a process may train twice."""
+    from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # not in every build
+
     return PrefixStore(f"sparring/{torchrun.attempt()}/{next(_groups)}", _server(rank, size))
+
+
+def _initialised() -> bool:
+    return dist.is_available() and dist.is_initialized()
 
 
 def _digest(value: Any) -> str:
