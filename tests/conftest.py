@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import multiprocessing
 import os
 from dataclasses import replace
 
@@ -15,6 +16,14 @@ from sparring.paper import Workspace, carry_out
 from sparring.recipes.digits import FAT
 from sparring.training.config import Config, with_objective
 from tests.paper.tiny import COURSE, TABLE, planned
+
+# Children are forked from a server that has imported what they run: a start takes milliseconds instead of seconds. The
+# server is one for all tests of a worker, so this is set before its first use.
+FORKED = ["bench.test_scaling", "evaluation.test_distributed", "objectives.test_own_loop"]
+FORKED += ["training.test_distributed", "training.test_loop", "training.test_torchrun"]
+multiprocessing.get_context("forkserver").set_forkserver_preload(
+    [*(f"tests.{name}" for name in FORKED), "sklearn.datasets", "torch._dynamo"]
+)
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from sparring import models, recipes
-from sparring.cli.train import _options
+from sparring.cli.train import options_of
 from sparring.errors import UserError
 from sparring.objectives import OBJECTIVES, Attack
 from sparring.schedules import constant
@@ -29,7 +29,7 @@ def test_builds_and_round_trips(recipe):
     assert recipe.about
     assert recipe.cost
     assert recipe.expect
-    name, options = _options([recipe.name])
+    name, options = options_of([recipe.name])
     assert name == recipe.name
     assert options.config == recipe.config
 

@@ -80,7 +80,6 @@ class Group:
 def start(size: int, work: Callable[..., Any], *args: Any, out: Path | str = "") -> Group:
     """Start `work(*args)` in `size` processes; what they print goes to the file `out`."""
     processes = multiprocessing.get_context("forkserver")
-    processes.set_forkserver_preload(["tests.training.group", "sparring.training.loop", "sklearn.datasets"])
     port, pipes, members = free_port(), [], []
     for rank in range(size):
         here, there = processes.Pipe(duplex=False)

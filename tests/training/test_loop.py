@@ -228,9 +228,7 @@ def test_run_killed_ten_times_resumes_bitwise(tmp_path, small):
     began = time.perf_counter()
     loop.train(config, tmp_path / "whole", tensorboard=False)
     longest = (time.perf_counter() - began) / 20  # ten of these never reach the end
-    # Children are forked from a server that has imported the package: a start takes milliseconds.
     processes = multiprocessing.get_context("forkserver")
-    processes.set_forkserver_preload([__name__, "sklearn.datasets", "torch._dynamo"])
 
     def start() -> multiprocessing.Process:
         here, there = processes.Pipe(duplex=False)

@@ -212,9 +212,18 @@ def test_torchrun_restarts_after_a_kill_and_a_stop_of_the_launcher_saves_once(tm
     assert [start["processes"] for start in run_folder.read_environment(run)] == [2, 2]
 
 
+def command(*words: str) -> int:
+    """A command in every process of a group."""
+    return main(list(words))
+
+
 def test_a_mistake_is_one_line_of_all_processes(tmp_path):
-    said = lines(ended(launch(tmp_path, "train", "fat-digitz")))
-    assert len(said) == 1 and "unknown recipe 'fat-digitz'" in said[0]
+    out = tmp_path / "out"
+    assert group.run(2, command, "train", "fat-digitz", out=out) == [2, 2]
+    (said,) = out.read_text().splitlines()
+    assert said.startswith("sparring: unknown recipe 'fat-digitz'")
+    assert group.run(2, command, "evaluate", str(tmp_path / "nothing"), out=tmp_path / "more") == [2, 2]
+    assert len((tmp_path / "more").read_text().splitlines()) == 1
 
 
 def test_commands_for_one_process_say_so(environment, capsys):
@@ -224,7 +233,8 @@ def test_commands_for_one_process_say_so(environment, capsys):
 
 
 def test_evaluate_prints_one_table(tmp_path):
-    words = ["fat-digits", "--protocol", "mart", "--eps", "0.3", "--limit", "40", "--no-doubts", "--out", "out"]
-    process = launch(tmp_path, "evaluate", *words)
-    text = ended(process)
-    assert process.returncode == 0 and text.count("PGD-20") + text.count("pgd20") == 1 and text.count("wrote ") == 1
+    words = ["fat-digits", "--protocol", "mart", "--eps", "0.3", "--limit", "40", "--no-doubts"]
+    out = tmp_path / "out"
+    assert group.run(2, command, "evaluate", *words, "--out", str(tmp_path / "results"), out=out) == [0, 0]
+    text = out.read_text()
+    assert text.count("natural") == 1 and text.count("wrote ") == 1
