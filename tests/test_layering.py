@@ -123,6 +123,7 @@ HOUSE: dict[str, list[str]] = {
         "progress",
         "peers",
         "distributed",
+        "all_reduce",
         "sync_bn",
         "validation",
         "gpu_sharing",

@@ -14,13 +14,13 @@ from collections.abc import Iterable
 class UserError(ValueError):
     """A mistake that the caller can fix. The message says what was given, what is allowed and what to do."""
 
-    elsewhere = False  # whether another process of the run reports it
+    elsewhere: bool | None = None  # of a failure that all processes share: whether another one reports it
 
 
 class RunFailed(RuntimeError):
     """The run failed although the call was correct."""
 
-    elsewhere = False  # whether another process of the run reports it
+    elsewhere: bool | None = None  # of a failure that all processes share: whether another one reports it
 
 
 class Cancelled(RunFailed):

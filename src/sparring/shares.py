@@ -23,10 +23,10 @@ class Share:
 
         A part has `least` images or none, so that of a short last batch the last processes may get none.
         """
-        takers = min(self.of, max(1, images // least))
-        if self.rank >= takers:
+        parts = min(self.of, max(1, images // least))
+        if self.rank >= parts:
             return slice(images, images)
-        each, more = divmod(images, takers)
+        each, more = divmod(images, parts)
         first = self.rank * each + min(self.rank, more)
         return slice(first, first + each + (self.rank < more))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from dataclasses import replace
@@ -10,11 +11,14 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, Sampler, TensorDataset
 
+import sparring
+from sparring.cli import main
 from sparring.data import Dataset, load
 from sparring.data.stream import rows_of
 from sparring.objectives import CAT, DAT, FAT, MART, TRADES, FATForTRADES
-from sparring.training import loop, run_folder, torchrun
+from sparring.training import loop, peers, run_folder, state, torchrun
 from sparring.training.checkpoint import checksum
 from sparring.training.config import Config
 from sparring.training.distributed import joined
@@ -260,7 +264,7 @@ def test_ten_kills_of_any_process_end_the_others_and_the_run_resumes_bitwise(tmp
             found = members.results(patience=60)
             assert found[victim] is None, "the run ended before it could be killed"
             assert members.members[1 - victim].exitcode == 1
-            # A collective that breaks says so by an exception; the heartbeat, which may be faster, by ending the process.
+            # A collective that breaks raises; the heartbeat, which may be faster, prints and ends the process.
             said = found[1 - victim][1] if found[1 - victim] else (tmp_path / "out").read_text()
             assert "another process of this run has ended" in said
     assert run_folder.open_run(tmp_path / "killed" / "run").last() is not None, "no kill came after a save"
@@ -302,3 +306,91 @@ def test_a_stop_of_one_process_stops_all_after_the_same_step(tmp_path):
     assert [kind for kind, *_ in found] == ["Interrupted"] * 2
     assert found[0][1] == found[1][1] == "stopped in epoch 3 after step 6; saved"
     assert run_folder.open_run(tmp_path / "run").last().facts["step"] == 6
+
+
+def random_loader(folder: str):
+    """A loader whose order is beyond the run's reach."""
+    data = digits(83)
+    order = torch.Generator()
+    order.seed()
+
+    class Order(Sampler):
+        def __len__(self):
+            return len(data.train)
+
+        def __iter__(self):
+            return iter(torch.randperm(len(self), generator=order).tolist())
+
+    images = TensorDataset(data.train.x.float() / 255, data.train.y)
+    sparring.train(objective=BASE.objective, model=Masked(), data=DataLoader(images, 30, sampler=Order()), out=folder)
+
+
+def test_a_loader_that_does_not_repeat_is_refused(tmp_path):
+    for kind, text, _ in group.run(2, random_loader, str(tmp_path / "run")):
+        assert kind == "UserError" and text.startswith("this loader gives other batches in every pass")
+
+
+class Masked(nn.Module):
+    """A network with a buffer that is not finite, and one that counts its batches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside = nn.Sequential(nn.Flatten(), nn.Linear(64, 11))
+        mask = torch.zeros(11)
+        mask[10] = -torch.inf
+        self.register_buffer("mask", mask)
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.seen += 1
+        return (self.inside(x) + self.mask)[:, :10]
+
+
+def masked(folder: str):
+    with joined(torch.device("cpu")) as world:
+        given = {
+            "data": digits(63),
+            "engine": "plain",
+            "tensorboard": False,
+            "world": world,
+        }  # the last batch has three
+        return loop.train(BASE, folder, model=Masked(), **given).seen.item()
+
+
+def test_buffers_that_no_update_exchanges_are_the_first_ones(tmp_path):
+    assert group.run(3, masked, str(tmp_path)) == [6.0] * 3  # three batches in each of two epochs
+
+
+def stops_and_saves_slowly(folder: str):
+    """A stop whose checkpoint takes longer than a process may be silent."""
+    peers.EVERY, peers.SILENT = 0.05, 0.5
+    write = state.Saver._write
+
+    def slowly(self, files):
+        time.sleep(2)
+        write(self, files)
+
+    state.Saver._write = slowly
+    stops_on_one(folder, 1)
+
+
+def test_a_stop_waits_for_a_slow_disk(tmp_path):
+    found = group.run(2, stops_and_saves_slowly, str(tmp_path / "run"))
+    assert [kind for kind, *_ in found] == ["Interrupted"] * 2
+    assert [elsewhere for *_, elsewhere in found] == [False, True]
+    assert run_folder.open_run(tmp_path / "run").last().facts["step"] == 6
+
+
+def restarted(folder: str):
+    os.environ["TORCHELASTIC_RESTART_COUNT"] = "1"
+    return main(["train", "fat-digits", "--epochs", "2", "--out", folder, "--no-tensorboard"])
+
+
+def test_a_restart_continues_no_run_of_others(tmp_path):
+    """Refused at first, the same command must not continue somebody's run only because torchrun repeats it."""
+    sparring.train("fat-digits", tmp_path / "run", epochs=1, progress=False, device="cpu")
+    assert group.run(2, restarted, str(tmp_path / "run"), out=tmp_path / "out") == [2, 2]
+    (said,) = (line for line in (tmp_path / "out").read_text().splitlines() if line.startswith("sparring:"))
+    assert "already holds a run" in said
+    assert len(run_folder.read_metrics(tmp_path / "run")) == 1

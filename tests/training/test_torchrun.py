@@ -72,15 +72,29 @@ def test_wrong_environments_are_one_line(environment, monkeypatch):
         distributed._server(1, 3)
 
 
+def test_a_store_that_does_not_answer_is_one_line_of_each_process(environment, monkeypatch, capsys):
+    monkeypatch.setattr(distributed, "_REACH", distributed.timedelta(seconds=0.3))
+    environment(1, 4)
+    assert main(["train", "fat-digits"]) == 2
+    assert capsys.readouterr().err.startswith("sparring: process 1 of 4 does not reach 127.0.0.1:")
+
+
+def test_a_process_that_does_not_come_is_named(environment, monkeypatch):
+    monkeypatch.setattr(distributed, "_JOIN", distributed.timedelta(seconds=0.3))
+    environment(0, 5)
+    with pytest.raises(UserError, match=r"process 1 of 5 has not come within .* minutes. Its own output says why"):
+        distributed._store(0, 5)
+
+
 def test_errors_of_a_group_are_reported_once(environment):
     error = RunFailed("no")
-    assert not distributed.hushed(error)
+    assert not distributed.reported_elsewhere(error)
     environment(1, 2)
-    assert distributed.hushed(error)  # before they have joined, all meet the same
+    assert distributed.reported_elsewhere(error)  # before they have joined, all meet the same
     environment(0, 2)
-    assert not distributed.hushed(error)
+    assert not distributed.reported_elsewhere(error)
     error.elsewhere = True
-    assert distributed.hushed(error)
+    assert distributed.reported_elsewhere(error)
 
 
 class Table:

@@ -23,8 +23,9 @@ from sparring.objectives import KTauPGD, Progress
 from sparring.schedules import constant
 from sparring.seeds import generator
 from sparring.training import loop
+from sparring.training.all_reduce import Mean
 from sparring.training.config import Config, model_facts
-from sparring.training.distributed import ALONE, Mean, World
+from sparring.training.distributed import ALONE, World
 
 SIZES = (8, 64, 512)  # GPUs of the predictions
 
@@ -101,6 +102,7 @@ def measure(
                 draws = generator(device, config.seed, 0)
                 seconds["attack"] = timed(lambda e=engine, d=draws: e.attack(search, x, y, d), device, **how).median  # type: ignore[misc]
             seconds[f"update_{name}"] = timed(lambda e=engine: e.update(x, x, y, 0.0), device, **how).median  # type: ignore[misc]
+        engine.release()
     tensors = [torch.zeros_like(weight) for weight in (*state.model.parameters(), *statistics(state.model))]
     exchanged = sum(tensor.numel() for tensor in tensors) * 4 + 12  # fp32; the loss and two counts
     if exchange is not None:

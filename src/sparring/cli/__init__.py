@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import importlib
 import io
+import os
 import signal
 import sys
 import threading
@@ -63,6 +64,8 @@ Examples:
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit code."""
     words = sys.argv[1:] if argv is None else argv
+    if torchrun.launched():  # before torch is loaded: when a process ends, it prints pages in every other one
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal that lacks a character shows ?
             stream.reconfigure(errors="replace")
@@ -161,9 +164,9 @@ def _dispatch(words: list[str]) -> int:
 def _fail(message: str | UserError | RunFailed, code: int) -> int:
     """Report why a command ends, in one line; of several processes one does it."""
     if not isinstance(message, str) and torchrun.launched():
-        from sparring.training.distributed import hushed
+        from sparring.training.distributed import reported_elsewhere
 
-        if hushed(message):
+        if reported_elsewhere(message):
             return code
     if message == "":
         return code

@@ -168,7 +168,7 @@ def _run(asked: Options, device: torch.device, world: World) -> int:
         )
     except KeyboardInterrupt:
         failure = stopped("stopped. The same command continues where it stopped.")
-        failure.elsewhere = not world.first
+        failure.elsewhere = None if not world.grouped else not world.first
         raise failure from None
     if not world.first:
         return 0

@@ -86,10 +86,12 @@ def run(argv: list[str]) -> int:
 
 
 def _run(recipe: str, options: Options, given: set[str], device: torch.device, world: World) -> None:
-    wanted, resume = options.config, options.resume or torchrun.attempt() > 0
-    folder = options.out or _folder(recipe, wanted)
+    wanted, folder = options.config, options.out or _folder(recipe, options.config)
+    ours = world.began(folder)  # a restart by torchrun continues what these processes began, and nothing else
+    resume = options.resume or ours
     with world.together():
         data = _data(wanted, resume=resume)
+        done = resume and finished(folder, wanted)
     again = f"Continue with: {_again(folder, options, world)}"
     before = _written(folder)
     try:
@@ -97,7 +99,7 @@ def _run(recipe: str, options: Options, given: set[str], device: torch.device, w
             f"{wanted.objective.name} on {data.name} ({len(data.train)} training and {len(data.test)} test images, "
             f"{data.num_classes} classes) -> {folder}"
         )
-        if resume and finished(folder, wanted):
+        if done:
             print(f"already finished: {wanted.epochs} of {wanted.epochs} epochs.")
         else:
             for note in (*_of_ones_own(data, wanted.data), *notes(wanted, data, device)):
@@ -108,7 +110,7 @@ def _run(recipe: str, options: Options, given: set[str], device: torch.device, w
                 folder,
                 recipe=recipe,
                 resume=resume,
-                overwrite=options.overwrite and not torchrun.attempt(),
+                overwrite=options.overwrite and not ours,
                 device=device,
                 initial=weights.initial,
                 renewed=given,
@@ -137,7 +139,7 @@ def _run(recipe: str, options: Options, given: set[str], device: torch.device, w
 
 def _elsewhere(failure: RunFailed, world: World) -> RunFailed:
     """The failure of all processes, which the first one reports."""
-    failure.elsewhere = not world.first
+    failure.elsewhere = None if not world.grouped else not world.first
     return failure
 
 
@@ -196,7 +198,7 @@ def _overrides(base: Config, wanted: Config) -> Iterator[str]:
 
 def _again(folder: Path, options: Options, world: World) -> str:
     """The command that continues a run on the same device and engine."""
-    program = ["torchrun", "--nproc-per-node", str(world.size), "-m", "sparring"] if world.grouped else ["sparring"]
+    program = [*torchrun.again(), "-m", "sparring"] if world.grouped else ["sparring"]
     words = [*program, "train", "--out", str(folder), "--resume", *named_again(options.config.model)]
     for name in ("device", "engine", "backend"):  # the folder does not keep these
         value = getattr(options, name)

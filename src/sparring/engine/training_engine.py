@@ -102,6 +102,11 @@ class Engine:
             _log.warning(self.line)
         return loss
 
+    def release(self) -> None:
+        """Drop the captured updates: NCCL does not end while a graph holds one of its collectives."""
+        if isinstance(self.step, FastUpdate):
+            self.step.graphs.clear()
+
     def failed(self) -> bool:
         """Whether a loss or gradient was not finite, so that a step was not taken. Waits for the GPU."""
         return self.step.failed()

@@ -39,7 +39,7 @@ def run_autoattack(
 ) -> tuple[Repeat, dict[str, Any]]:
     """AutoAttack's verdicts, and the accuracy after each part. `natural` marks the examples correct without attack."""
     probe, _ = subject.take(torch.arange(min(len(subject.x), 64, subject.batch)))
-    version: Version = "rand" if is_stochastic(subject.model, probe) else "standard"
+    version: Version = world.from_first("rand" if is_stochastic(subject.model, probe) else "standard")
     correct = natural.clone()
     after: dict[str, float] = {}
     took: dict[str, float] = {}

@@ -90,13 +90,15 @@ class Store:
         path = self.folder / f"{name.partition('@')[0]}-{digest}-seed{seed}-{part}.npz"
         mine = path if self.world.first else path.with_suffix(f".process{self.world.rank}.npz")
         found = Ledger.empty(self.n, mine)
-        left = sorted(path.parent.glob(f"{path.stem}.process*.npz"))
-        for each in (path, *left):
-            if each.exists():
-                self._read(each, found)
-        self.world.wait()  # until all have read
+        with self.world.together():
+            left = sorted(path.parent.glob(f"{path.stem}.process*.npz"))
+            for each in (path, *left):
+                if each.exists():
+                    self._read(each, found)
+        judged, wrong = self.world.total(torch.stack([found.judged, ~found.correct]).long())
+        found.judged, found.correct = judged > 0, wrong == 0  # the same for all, whatever disk each of them sees
         if not self.world.first:
-            found.retried = 0  # they are added up
+            found.retried, found.seconds = 0, 0.0  # the first one's count
         elif left:
             found.write()
             for each in left:

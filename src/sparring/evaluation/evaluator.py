@@ -100,26 +100,27 @@ def evaluate(
         world: processes that judge the images together (`training.distributed.joined`), each calling this function with
             the same arguments; the first one's result is complete.
     """
-    protocols = find(protocol)
-    attacks = unique_attacks(protocols, eps=eps, restarts=restarts, norm=norm)
-    for name, given in (("limit", limit), ("seeds", seeds), ("restarts", restarts), ("batch_size", batch_size)):
-        if given is not None and type(given) is not int:
-            raise UserError(f"{name} must be a whole number, got {given!r}.")
-    check_model(model)
-    if store is not None and not isinstance(store, str | Path):
-        raise UserError(f"store must be the path of a folder, got {type(store).__name__}. Write 'verdicts'.")
-    if about is not None and not isinstance(about, Mapping):
-        raise UserError(f"about must be a dict of facts to keep, got {type(about).__name__}.")
-    about = _origin(x) | dict(about or {})
-    x, y = _images(x, y, limit)
-    check_tensors(x, y)
-    x, y = _cut(x, y, limit=limit, protocols=protocols)
-    if seeds < 1:
-        raise UserError(f"seeds must be at least 1, got {seeds}.")
-    check_seed(seed)
-    check_seed(seed + seeds - 1)
-    if restarts is not None and restarts < 1:
-        raise UserError(f"restarts must be at least 1, got {restarts}.")
+    with world.together():
+        protocols = find(protocol)
+        attacks = unique_attacks(protocols, eps=eps, restarts=restarts, norm=norm)
+        for name, given in (("limit", limit), ("seeds", seeds), ("restarts", restarts), ("batch_size", batch_size)):
+            if given is not None and type(given) is not int:
+                raise UserError(f"{name} must be a whole number, got {given!r}.")
+        check_model(model)
+        if store is not None and not isinstance(store, str | Path):
+            raise UserError(f"store must be the path of a folder, got {type(store).__name__}. Write 'verdicts'.")
+        if about is not None and not isinstance(about, Mapping):
+            raise UserError(f"about must be a dict of facts to keep, got {type(about).__name__}.")
+        about = _origin(x) | dict(about or {})
+        x, y = _images(x, y, limit)
+        check_tensors(x, y)
+        x, y = _cut(x, y, limit=limit, protocols=protocols)
+        if seeds < 1:
+            raise UserError(f"seeds must be at least 1, got {seeds}.")
+        check_seed(seed)
+        check_seed(seed + seeds - 1)
+        if restarts is not None and restarts < 1:
+            raise UserError(f"restarts must be at least 1, got {restarts}.")
     with ExitStack() as held:
         held.enter_context(eval_mode(model))
         held.enter_context(frozen(model))
@@ -135,7 +136,8 @@ def evaluate(
             world.agree({"model or images": fingerprint(model, x, y), "settings": repr((attacks, seeds, seed, how))})
         held.enter_context(on(subject.device))
         held.enter_context(_own_randomness(subject.device, seed))
-        verdicts = open_store(None if store is None else Path(store), model, x, y, world)
+        with world.together():
+            verdicts = open_store(None if store is None else Path(store), model, x, y, world)
         task = held.enter_context(meter(progress and world.first))
         natural = _natural(subject, verdicts, task, norm)
         records = {natural.name: natural}

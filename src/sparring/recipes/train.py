@@ -115,7 +115,6 @@ def train(
         raise UserError(f"train and Config have no {unknown[0]!r}.{near} Config has: {', '.join(vars(config))}.")
     where = {"device": str(device), "engine": str(engine)}  # a run folder keeps neither
     device = loop.pick_device(str(device))
-    resume = resume or torchrun.attempt() > 0
     images: Dataset | None = None
     if data is not None:
         images, changes = _own(data, changes)
@@ -128,6 +127,8 @@ def train(
         for note in notes(wanted if optimizer is None else _without_its_own(wanted, own_lr=own_lr), images, device):
             print(f"note: {note}", file=sys.stderr)
     with joined(device) as world, stopping() as stop:
+        ours = world.began(Path(out))  # a restart by torchrun continues what these processes began, and nothing else
+        resume, overwrite = resume or ours, overwrite and not ours
         try:
             trained = loop.train(
                 wanted,

@@ -8,9 +8,11 @@ writes. Knows no objective and no model.
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import itertools
 import json
+import logging
 import os
 import socket
 import time
@@ -19,6 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
@@ -31,8 +34,9 @@ from sparring.training import torchrun
 from sparring.training.peers import Peers
 
 Backend = Literal["auto", "nccl", "gloo"]
-_REACH = timedelta(seconds=60)  # to find the other processes
-_WAIT = timedelta(minutes=30)  # for a process that is slower than the others; one that has ended is noticed at once
+_REACH = timedelta(seconds=60)  # to find the store
+_JOIN = timedelta(minutes=10)  # for all processes to come: some have slower disks
+_WAIT = timedelta(days=7)  # for a process that is slower than the others; one that has ended is noticed at once
 
 
 class Lost(RunFailed):
@@ -40,14 +44,16 @@ class Lost(RunFailed):
 
     def __init__(self) -> None:
         super().__init__(
-            "another process of this run has ended, so this one ends too. Nothing that was saved is lost: the same "
-            "command with --resume continues from the last checkpoint."
+            "another process of this run has ended, so this one ends too. Nothing that was saved is lost: give the "
+            "same command again, and to a training --resume."
         )
 
 
-def hushed(error: UserError | RunFailed) -> bool:
-    """Whether another process reports this error: it said so, or all had it before they joined."""
-    return error.elsewhere or (torchrun.rank() > 0 and not _initialised())
+def reported_elsewhere(error: UserError | RunFailed) -> bool:
+    """Whether another process reports this error. Before they have joined, one process of each machine does."""
+    if error.elsewhere is not None:
+        return error.elsewhere
+    return torchrun.launched() and torchrun.number("LOCAL_RANK", 0) > 0 and not _initialised()
 
 
 def local_device(name: str, backend: Backend = "auto") -> str:
@@ -62,6 +68,8 @@ def local_device(name: str, backend: Backend = "auto") -> str:
     if name != "cuda" or not torch.cuda.is_available():
         return name
     there = torch.cuda.device_count()
+    if torchrun.size() > 1 and "LOCAL_RANK" not in os.environ and there > 1:
+        raise UserError("LOCAL_RANK is not set, so processes would share a GPU. Start them with torchrun.")
     if here > there and backend != "gloo":
         raise UserError(
             f"{here} processes on a machine with {there} GPU{'s' if there > 1 else ''}: each needs one of its own. "
@@ -142,6 +150,8 @@ class World:
             yield
         except (UserError, RunFailed) as error:
             raised = error
+        except OSError as error:
+            raised = UserError(f"{error.filename or 'a file'} cannot be read or written: {error.strerror or error}.")
         said = self.texts("" if raised is None else f"{int(isinstance(raised, UserError))}{raised}")
         speaker = next((rank for rank, text in enumerate(said) if text), None)
         if speaker is None:
@@ -164,7 +174,7 @@ class World:
                         "command, the same files and the same run folder."
                     )
 
-    def level(self, tensors: list[Tensor]) -> None:
+    def synchronise(self, tensors: list[Tensor]) -> None:
         """Give every process the first one's values, for what updates do not exchange: counts of batches."""
         if not self.grouped:
             return
@@ -172,6 +182,17 @@ class World:
             here = tensor.detach().to("cpu", copy=True)
             self._waiting(lambda here=here: dist.broadcast(here, 0, group=self.control))
             tensor.copy_(here)
+
+    def began(self, folder: Path) -> bool:
+        """Whether these processes have begun or continued the run in a folder, before torchrun started them again."""
+        if self.peers is None or not torchrun.attempt():
+            return False
+        return bool(self.from_first(self.first and _server(self.rank, self.size).check([_began(folder)])))
+
+    def begins(self, folder: Path) -> None:
+        """Remember, beyond a restart of the processes, that the run in a folder is theirs."""
+        if self.peers is not None and self.first:
+            _server(self.rank, self.size).set(_began(folder), "1")
 
     def _waiting(self, collective: Any) -> None:
         try:
@@ -203,118 +224,87 @@ def joined(device: torch.device, backend: Backend = "auto") -> Iterator[World]:
     if not dist.is_available():
         raise UserError("this build of torch has no distributed part. Start one process, or install another build.")
     if _initialised():
-        control = dist.new_group(backend="gloo")
-        yield World(dist.get_rank(), dist.get_world_size(), dist.get_backend(), dist.group.WORLD, control)
+        kind = "nccl" if device.type == "cuda" and "nccl" in str(dist.get_backend_config()) else "gloo"
+        control = dist.new_group(backend="gloo", timeout=_WAIT)
+        try:
+            group = dist.group.WORLD if device.type == "cuda" else control
+            world = World(dist.get_rank(), dist.get_world_size(), kind, group, control)
+            _connect(world, device)
+            with _quiet_unless(world.first):
+                yield world
+        finally:
+            dist.destroy_process_group(control)
         return
     kind = ("nccl" if device.type == "cuda" else "gloo") if backend == "auto" else backend
     if kind == "nccl" and device.type != "cuda":
         raise UserError("the backend nccl is for CUDA. Leave out --backend, or write --backend gloo.")
+    with _group(device, kind) as world, _quiet_unless(world.first):
+        yield world
+
+
+@contextmanager
+def _group(device: torch.device, kind: str) -> Iterator[World]:
+    """A group of all processes that torchrun has started, which ends with the block."""
     rank, size = torchrun.rank(), torchrun.size()
     store = _store(rank, size)
+    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")  # `Peers` ends the process, with one line
     peers = Peers(store, rank, size)
     try:
         dist.init_process_group(kind, store=store, rank=rank, world_size=size, timeout=_WAIT)
         control = dist.new_group(backend="gloo", timeout=_WAIT)
     except RuntimeError as error:
-        raise UserError(
+        raise _alone_in(
             f"the {size} processes do not find each other ({str(error).strip().splitlines()[0]}). Check the network "
             "interface, for example GLOO_SOCKET_IFNAME=eth0."
         ) from None
-    world = World(rank, size, kind, dist.group.WORLD, control, peers)
-    done = False
+    world, whole = World(rank, size, kind, dist.group.WORLD, control, peers), False
     try:
         with peers:
-            if kind == "nccl":  # which connects at its first collective, and must not do so inside a capture
-                dist.all_reduce(torch.zeros(1, device=device))
+            _connect(world, device)
             yield world
-            done = True
-            peers.finish()
+            whole = True
+    except Exception as error:
+        said = getattr(error, "elsewhere", None)
+        whole = said is not None and not isinstance(error, Lost)  # all processes end, for the same reason
+        if said is None:
+            peers.speaks()  # this process reports its own; that the others lose it needs no second line
+        raise
     finally:
-        if done:  # after a failure the other processes may never answer
+        if whole:  # otherwise the other processes may never answer
+            peers.finish()
+            gc.collect()  # a graph that nothing refers to any more may still hold a collective of NCCL
             dist.destroy_process_group()
 
 
-class Mean:
-    """The exchange of an update: one all-reduce of one bucket, weighted by the images of every process.
+def _connect(world: World, device: torch.device) -> None:
+    """Let NCCL connect: it does so at its first collective, and must not inside a capture."""
+    if world.backend != "nccl":
+        return
+    try:
+        dist.all_reduce(torch.zeros(1, device=device), group=world.group)
+    except RuntimeError as error:
+        why = str(error).strip().splitlines()[0][:160]
+        raise _alone_in(f"NCCL failed ({why}). Set NCCL_DEBUG=WARN for more.") from None
 
-    The bucket holds the loss, the gradients, the running statistics of batch-norm, which the attack of the next step
-    depends on, and the counts of the step. Weights lie in memory: a captured graph reads them.
-    """
 
-    def __init__(self, world: World, device: torch.device, dtype: torch.dtype = torch.float32) -> None:
-        """Made once for a run; `dtype` is the weights'. Gradients in bf16 are added up in fp32."""
-        self.world, self.device, self.dtype = world, device, dtype
-        self.weight = torch.zeros((), device=device, dtype=dtype)
-        self.own = torch.zeros(2, device=device, dtype=dtype)  # backprops, whether to stop
-        self.sums = torch.zeros_like(self.own)
-        cuda = device.type == "cuda"
-        self.not_captured = "gloo exchanges on the host" if cuda and world.backend != "nccl" else ""
-        self.rehearsing = False
-        self.step = 0
-        self.read = [torch.zeros(2, dtype=dtype, pin_memory=cuda) for _ in range(2)]
-        self.events = [torch.cuda.Event() for _ in range(2)] if cuda else []  # type: ignore[no-untyped-call]
+def _alone_in(message: str) -> UserError:
+    """An error that this process reports whatever the others do."""
+    error = UserError(message)
+    error.elsewhere = False
+    return error
 
-    def begin(self, images: int, of: int, backprops: Tensor, *, stop: bool) -> None:
-        """Before an update: the images here and in all, the steps that their attack took, and whether to stop."""
-        self.weight.fill_(images / of)
-        self.own[0].copy_(backprops)
-        self.own[1].fill_(float(stop))
 
-    def __call__(self, tensors: list[Tensor]) -> None:
-        """Make each tensor the mean over the images of all processes, and add up the counts."""
-        self._exchange(tensors, self.own)
-
-    def mean(self, tensors: list[Tensor]) -> None:
-        """Make each tensor the mean, and nothing else."""
-        self._exchange(tensors, self.own[:0])
-
-    def _exchange(self, tensors: list[Tensor], counts: Tensor) -> None:
-        if self.rehearsing and not (self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
-            return
-        bucket = torch.cat([*(tensor.reshape(-1).to(self.dtype) for tensor in tensors), counts])
-        last = len(bucket) - len(counts)
-        bucket[:last].mul_(self.weight)
-        try:
-            dist.all_reduce(bucket, group=self.world.group)
-        except RuntimeError as error:
-            if "captur" in str(error):
-                raise
-            raise self.world.lost() from None
-        place = 0
-        for tensor in tensors:
-            tensor.copy_(bucket[place : place + tensor.numel()].view(tensor.shape))
-            place += tensor.numel()
-        self.sums[: len(counts)].copy_(bucket[last:])
-
-    @contextmanager
-    def rehearsal(self) -> Iterator[None]:
-        """A block in which only a capture exchanges: other processes do not take part in a warm-up."""
-        self.rehearsing = True
-        try:
-            yield
-        finally:
-            self.rehearsing = False
-
-    @property
-    def backprops(self) -> Tensor:
-        """The steps that the attack took for all images of the last update."""
-        return self.sums[0]
-
-    def stopping(self) -> bool:
-        """After an update: whether a process asked to stop. All processes get the same answer.
-
-        On a GPU it is the answer of the update before: that one is finished, so nothing waits.
-        """
-        if not self.events:
-            return bool(self.sums[1] > 0)
-        now, before = self.step % 2, (self.step + 1) % 2
-        self.read[now].copy_(self.sums, non_blocking=True)
-        self.events[now].record()
-        self.step += 1
-        if self.step == 1:
-            return False
-        self.events[before].synchronize()
-        return bool(self.read[before][1] > 0)
+@contextmanager
+def _quiet_unless(first: bool) -> Iterator[None]:
+    """Drop the warnings of every process but the first: all have the same."""
+    log = logging.getLogger("sparring")
+    before = log.level
+    if not first:
+        log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
 
 
 _groups = itertools.count()  # groups of this process, one after the other
@@ -330,9 +320,9 @@ def _server(rank: int, size: int) -> Any:
             _reach(host, port)
         from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not in every build
 
-        return TCPStore(host, port, size, is_master=first, timeout=_REACH)
+        return TCPStore(host, port, size, is_master=first, timeout=_REACH, wait_for_workers=False)
     except (RuntimeError, ValueError, OSError) as error:
-        raise UserError(
+        raise _alone_in(
             f"process {rank} of {size} does not reach {host}:{port} ({str(error).strip().splitlines()[0][:160]}). "
             "Check --rdzv-endpoint, or MASTER_ADDR and MASTER_PORT."
         ) from None
@@ -352,10 +342,27 @@ def _reach(host: str, port: int) -> None:
 
 
 def _store(rank: int, size: int) -> Any:
-    """Names in the store for one group: torchrun's outlives a restart, and a process may train twice."""
+    """Names in the store for one group, once all processes are there.
+
+    torchrun's store outlives a restart, and a process may train twice.
+    """
     from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # not in every build
 
-    return PrefixStore(f"sparring/{torchrun.attempt()}/{next(_groups)}", _server(rank, size))
+    store = PrefixStore(f"sparring/{torchrun.attempt()}/{next(_groups)}", _server(rank, size))
+    store.set(f"here/{rank}", "1")
+    try:
+        store.wait([f"here/{other}" for other in range(size)], _JOIN)
+    except RuntimeError:
+        missing = [other for other in range(size) if not store.check([f"here/{other}"])]
+        raise _alone_in(
+            f"process {missing[0] if missing else 0} of {size} has not come within {_JOIN.total_seconds() / 60:g} "
+            "minutes. Its own output says why."
+        ) from None
+    return store
+
+
+def _began(folder: Path) -> str:
+    return f"sparring/began/{_digest(str(folder.absolute()))}"
 
 
 def _initialised() -> bool:

@@ -41,6 +41,7 @@ from sparring.data import (
     training_batches,
 )
 from sparring.engine import Engine
+from sparring.engine.update.exchange import statistics
 from sparring.errors import RunFailed, UserError, unknown
 from sparring.models import own
 from sparring.objectives import Progress
@@ -48,16 +49,17 @@ from sparring.schedules import constant
 from sparring.seeds import Draw, batch_generator, derive_seed, seeded
 from sparring.shares import Share
 from sparring.training import optimisers, run_folder
+from sparring.training.all_reduce import Mean
 from sparring.training.checkpoint import checksum, read_facts
 from sparring.training.config import Config, model_facts
 from sparring.training.config import to_json as config_json
-from sparring.training.distributed import ALONE, Backend, Mean, World, local_device
+from sparring.training.distributed import ALONE, Backend, World, local_device
 from sparring.training.images import images_of
 from sparring.training.initial import Initial, begin_from
 from sparring.training.optimisers import OWN, MakeOptimizer
 from sparring.training.resume import continued, read_initial
 from sparring.training.state import NoSaver, Saver, State, Tally, restore
-from sparring.training.sync_bn import synchronise
+from sparring.training.sync_bn import separate, synchronise
 from sparring.training.trackers import Trackers, follow
 from sparring.training.tracking import Tracker
 from sparring.training.validation import accuracies, predicts_one_class, validate
@@ -70,6 +72,8 @@ SAVE_AT_ENDS = 20.0  # seconds before the end of another epoch is worth a checkp
 
 class Interrupted(Exception):
     """The run was asked to stop, and has saved its state."""
+
+    elsewhere: bool | None = None  # of several processes: whether another one reports it
 
     def __init__(self, epoch: int, step: int, *, saved: bool = True) -> None:
         where = "saved" if saved else f"the last checkpoint is that of epoch {epoch - 1}" if epoch > 1 else "not saved"
@@ -175,13 +179,17 @@ def train(
                 else:
                     how: dict[str, Any] = {"images": given.images, "init": given.init, "overwrite": overwrite}
                     run = run_folder.create(folder, config, recipe, **how)
+                world.begins(folder)
                 run.keep_metrics(state.epoch - 1)
                 run_folder.note_environment(folder, device, **world.record(synchronised=config.sync_bn))
         history = world.from_first(run.metrics() if world.first else [])
         if config.init and facts["normalize"]:  # the layer came with the weights
             facts["normalize"] = [state.model.get_buffer(f"normalize.{n}").flatten().tolist() for n in ("mean", "std")]
-        with own_draws(config, device, 0, 0):
+        with world.together(), own_draws(config, device, 0, 0):
             parts = engine_for(config, state, data, device, engine, world=world)
+        held_open.callback(parts.release)
+        held_open.callback(separate, state.model, *([] if parts.average is None else [parts.average.model]))
+        world.agree({"engine": [type(parts.step).__name__, parts.head.partition(" (")[0]]})
         if saved is not None and parts.average is not None:
             parts.average.restore(saved.part("average"))
 
@@ -191,22 +199,29 @@ def train(
         followers.begin(config, steps=steps, epoch=state.epoch, engine=parts.line)
         held_open.callback(followers.end)
         while state.epoch <= config.epochs:
-            with parts.tuned():
-                one_epoch(state, config, parts, training, steps, history, saver.save, followers, stop, world)
-            world.level([buffer for buffer in state.model.buffers() if not buffer.is_floating_point()])
+            try:
+                with parts.tuned():
+                    one_epoch(state, config, parts, training, steps, history, saver.save, followers, stop, world)
+            except Interrupted as interrupted:
+                with world.together():  # no process leaves before the first has written
+                    saver.finish()
+                interrupted.elsewhere = None if not world.grouped else not world.first
+                raise
+            world.synchronise(unexchanged(state.model))
             judged = parts.judged()
             with own_draws(config, device, state.epoch, steps):
                 record = world.from_first(_record(state, config, judged, held, history, world))
-            if world.first:
-                run.record(record)
             history = [*history, record]
             is_best = state.best is None or _score(record) > _score(state.best)
-            if is_best:
-                state.best = record
-                saver.keep(judged.model, record)
             state.epoch, state.step, state.tally = state.epoch + 1, 0, Tally.empty(device)
-            if state.epoch > config.epochs or saver.idle > SAVE_AT_ENDS or not images.seekable:
-                saver.save()
+            with world.together():
+                if world.first:
+                    run.record(record)
+                if is_best:
+                    state.best = record
+                    saver.keep(judged.model, record)
+                if state.epoch > config.epochs or saver.idle > SAVE_AT_ENDS or not images.seekable:
+                    saver.save()
             followers.epoch(record, best=is_best)
         return parts.judged().model.eval()
 
@@ -265,23 +280,25 @@ def one_epoch(
 
         def diverged(step: int, lr: float = lr) -> Diverged:
             error = Diverged(state.epoch, step, lr, str(config.lr))
-            error.elsewhere = not world.first  # all processes find the same
+            error.elsewhere = None if not world.grouped else not world.first  # all processes find the same
             return error
 
         draws = batch_generator(device, config.seed, Draw.ATTACK, *place, part=batch.part, of=batch.of)
 
         with own_draws(config, device, *place, world.rank):
             try:
-                found = engine.attack(config.objective.search(progress), x, y, draws)
+                found: Found | None = engine.attack(config.objective.search(progress), x, y, draws)
             except NotFinite:
                 if not world.grouped:
                     raise diverged(state.step + 1) from None
-                # The others wait for the update: its loss is not finite either, and all stop before a weight moves.
-                found = Found(torch.full_like(x, torch.nan), torch.zeros_like(y))
-            backprops = found.backprops.sum()
+                found = None
+            backprops = y.new_zeros(()) if found is None else found.backprops.sum()
             if exchange is not None:
                 exchange.begin(len(x), batch.of, backprops, stop=stop())
-            loss = engine.update(x, found.x_adv, target(batch), lr, awp)
+                if found is None:  # the others wait for the update: all stop before a weight moves
+                    exchange.spoil()
+            x_adv = x if found is None else found.x_adv
+            loss = engine.update(x, x_adv, target(batch), lr, awp)
 
         tally.loss += loss.double() * batch.of
         tally.backprops += backprops if exchange is None else exchange.backprops.long()
@@ -293,9 +310,11 @@ def one_epoch(
             tracker.step(state.epoch, state.step, lambda: tally.backprops.item() / tally.images)
         stopping = stop() if exchange is None else exchange.stopping()
         due = seekable and now - saved > SAVE_EVERY
-        if (stopping or due or state.step % engine.check_every == 0 or state.step == steps) and engine.failed():
+        checked = stopping or state.step % engine.check_every == 0 or state.step == steps
+        failed = (checked or due) and engine.failed()
+        if failed and (checked or exchange is None):  # of several processes all check at the same steps
             raise diverged(state.step)
-        if (stopping and seekable) or due:
+        if ((stopping and seekable) or due) and not failed:
             save()
             saved = now
         if stopping:
@@ -352,6 +371,12 @@ def _record(
 def _score(record: dict[str, Any]) -> tuple[float, float]:
     """What the best epoch maximises: robust accuracy, then natural accuracy; of equals the first stays."""
     return record["pgd10"], record["natural"]
+
+
+def unexchanged(model: nn.Module) -> list[Tensor]:
+    """The buffers that no update exchanges."""
+    exchanged = {id(buffer) for buffer in statistics(model)}
+    return [buffer for buffer in model.buffers() if id(buffer) not in exchanged]
 
 
 def own_draws(
@@ -428,7 +453,7 @@ def engine_for(
 ) -> Engine:
     """The engine that trains what `config` says; `how` goes to `engine.prepare` as it is."""
     if world.grouped:
-        how = {"exchange": Mean(world, device, next(state.model.parameters()).dtype), **how}
+        how = {"exchange": Mean(world, device, state.model), **how}
     if config.sync_bn and world.grouped:
         synchronise(state.model, world)
         how = {"plain_because": "batch-norm is synchronised", **how}
@@ -455,6 +480,14 @@ def engine_for(
 def check_parts(model: nn.Module, training: Training, config: Config, world: World) -> None:
     """Refuse batches that leave a process without images, or batch-norm with one image."""
     size, full = config.batch_size, min(config.batch_size, len(training))
+    if isinstance(training, Passing) and world.size > 1:
+        if not training.repeats:
+            raise UserError(
+                "this loader gives other batches in every pass, so that processes would not see the same. Give a "
+                "map-style Dataset, or let its draws come from torch, numpy or random."
+            )
+        if config.sync_bn:
+            raise UserError("--sync-bn needs batches of one size, which a loader's own need not be. Give a Dataset.")
     if isinstance(training, Passing):
         size = full = training.largest
     if Share(world.size - 1, world.size).size(full) == 0:
@@ -465,7 +498,7 @@ def check_parts(model: nn.Module, training: Training, config: Config, world: Wor
     if not isinstance(training, Passing):
         _check_last_batch(model, len(training), size)
     last = len(training) % size or size
-    if config.sync_bn and Share(world.size - 1, world.size).size(last) == 0:
+    if config.sync_bn and not isinstance(training, Passing) and Share(world.size - 1, world.size).size(last) == 0:
         raise UserError(
             f"--sync-bn needs two images on every process in every batch, and the last of {len(training)} images has "
             f"{last} for {world.size} processes. Use another --batch-size."

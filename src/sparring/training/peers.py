@@ -10,12 +10,14 @@ import os
 import sys
 import threading
 import time
+from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
 EVERY = 2.0  # seconds between two beats
 SILENT = 24.0  # seconds without a beat after which a process counts as ended
 _DONE = b"done"
+_PAUSE = 5.0  # seconds more between two beats than there should be: the process itself was not running
 
 
 class Peers:
@@ -56,7 +58,10 @@ class Peers:
 
     def _watch(self) -> None:
         beats, seen, since = 0, b"", time.monotonic()
+        woke = since
         while not self.ended.wait(EVERY):
+            now = time.monotonic()
+            stood_still, woke = now - woke > EVERY + _PAUSE, now
             try:
                 beats += 1
                 self.store.set(_beat(self.rank), str(beats))
@@ -64,11 +69,12 @@ class Peers:
                 there = self.store.get(_beat(self.next)) if self.store.check([_beat(self.next)]) else b""
             except RuntimeError:  # the store ended with the process, or the machine, that held it
                 gone, there = True, b""
-            if there != seen:
-                seen, since = there, time.monotonic()
-            if not gone and seen != _DONE and time.monotonic() - since > SILENT:
-                self.store.set("gone", str(self.next))
+            if there != seen or stood_still:  # a job that was suspended wakes up one process after the other
+                seen, since = there, now
+            if not gone and seen != _DONE and now - since > SILENT:
                 gone = True
+                with suppress(RuntimeError):
+                    self.store.set("gone", str(self.next))
             if gone and not self.ended.is_set():
                 self._end()
 
@@ -76,8 +82,8 @@ class Peers:
         """End this process, whose main thread may wait for a GPU that waits for another."""
         if self.speaks():
             print(
-                "sparring: another process of this run has ended, so this one ends too. The same command with --resume "
-                "continues from the last checkpoint.",
+                "sparring: another process of this run has ended, so this one ends too. Nothing that was saved is "
+                "lost: give the same command again, and to a training --resume.",
                 file=sys.stderr,
                 flush=True,
             )

@@ -51,8 +51,7 @@ def stopping() -> Iterator[Flag]:
     """Let Ctrl-C, SIGTERM and a closed terminal raise a flag instead of an exception; a second Ctrl-C interrupts.
 
     Afterwards the handlers are the caller's again. Signals reach the main thread alone: in another the flag stays down.
-    Under torchrun, which passes on a Ctrl-C that the terminal has sent to every process as well, a second one is not
-    another wish; torchrun itself ends what does not end.
+    Under torchrun a second one changes nothing: torchrun itself ends what has not ended 30 s after the first.
     """
     flag = Flag(quiet=torchrun.rank() > 0, patient=torchrun.launched())
     if threading.current_thread() is not threading.main_thread():

@@ -159,6 +159,9 @@ class NoSaver:
     def save(self) -> None:
         """Write nothing."""
 
+    def finish(self) -> None:
+        """There is nothing to wait for."""
+
 
 def restore(state: State, saved: Checkpoint) -> None:
     """Continue from a checkpoint. The average of the weights, if any, is restored by the engine."""

@@ -70,9 +70,15 @@ def synchronise(model: nn.Module, world: World) -> None:
             module.__class__ = _synchronised(type(module), world.group)
 
 
+def separate(*models: nn.Module) -> None:
+    """Make the layers what they were before `synchronise`, for the time after the group."""
+    for model in models:
+        for module in model.modules():
+            module.__class__ = getattr(type(module), "separate", type(module))
+
+
 def _synchronised(kind: type[Any], group: Any) -> type[Any]:
     def forward(self: Any, x: Tensor) -> Tensor:
-        alone = not self.training or not dist.is_initialized()  # a trained model outlives the group
-        return kind.forward(self, x) if alone else normalised(self, x, group)
+        return normalised(self, x, group) if self.training else kind.forward(self, x)
 
-    return type(kind.__name__, (kind,), {"forward": forward})
+    return type(kind.__name__, (kind,), {"forward": forward, "separate": kind})

@@ -29,6 +29,13 @@ def attempt() -> int:
     return number("TORCHELASTIC_RESTART_COUNT", 0) if launched() else 0
 
 
+def again() -> list[str]:
+    """The words that start as many processes again; on several machines, those of this one."""
+    here = number("LOCAL_WORLD_SIZE", 1)
+    machines = ["--nnodes", str(-(-size() // here))] if size() > here else []
+    return ["torchrun", *machines, "--nproc-per-node", str(here)]
+
+
 def number(name: str, default: int | None = None) -> int:
     """A whole number in the environment."""
     text = os.environ.get(name, "" if default is None else str(default))

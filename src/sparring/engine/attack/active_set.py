@@ -224,6 +224,6 @@ class ActiveSet:
 def _draw_into(place: Tensor, draw: Callable[..., Tensor], generator: torch.Generator) -> None:
     """Draw numbers for every image of a batch, in place where they are for all of it."""
     if isinstance(generator, PartGenerator):
-        place.copy_(generator.rows(draw, place.shape[1:]))
+        place.copy_(generator.rows(draw, place.shape[1:], dtype=place.dtype))
     else:
         draw(place.shape, generator=generator, out=place)

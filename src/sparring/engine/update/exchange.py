@@ -47,8 +47,9 @@ ALONE = Alone()
 
 
 def statistics(model: nn.Module) -> list[Tensor]:
-    """The buffers that processes have a mean of: running statistics, not counts."""
-    return [buffer for buffer in model.buffers() if buffer.is_floating_point()]
+    """The running statistics of batch-norm: the buffers that follow the images of a batch."""
+    layers = [layer for layer in model.modules() if isinstance(layer, nn.modules.batchnorm._NormBase)]
+    return [each for layer in layers for each in (layer.running_mean, layer.running_var) if each is not None]
 
 
 def no_images(parameters: Iterable[Tensor], like: Tensor) -> tuple[Tensor, list[Tensor]]:
