@@ -16,6 +16,7 @@ HOUSE: dict[str, list[str]] = {
     "seeds": [],
     "shares": [],
     "schedules": [],
+    "files": ["regular", "opcodes"],
     "attacks": [
         "threat",
         "checks",
@@ -131,6 +132,7 @@ HOUSE: dict[str, list[str]] = {
     ],
     "weights": [
         "shipped",
+        "torch_file",
         "foreign",
         "identify",
         "load",
