@@ -64,6 +64,7 @@ HOUSE: dict[str, list[str]] = {
         "loader",
         "batching",
         "npz",
+        "mat5",
         "extra",
         "stored",
         "digits",

@@ -46,7 +46,9 @@ def _wrn(depth: int, width: int, about: str, *, silu: bool = False) -> Architect
     )
 
 
-_WRN = re.compile(r"wrn-([0-9]+)-([0-9]+)(-silu)?")
+_WRN = re.compile(r"wrn-([0-9]{1,9})-([0-9]{1,9})(-silu)?")
+# Of a WRN by name, which a file can record: the deepest residual network published has 1,001 layers, the widest WRN 20.
+_DEEPEST, _WIDEST = 1_002, 64
 ARCHITECTURES = {
     "tiny_cnn": Architecture(
         lambda num_classes, channels, size, normalize: TinyCNN(
@@ -193,6 +195,10 @@ def _find(name: str) -> Architecture:
     depth, width, silu = int(wrn[1]), int(wrn[2]), wrn[3] is not None
     if width < 1:
         raise UserError(f"the width of a WRN must be at least 1, got {width} in {name!r}. Try 'wrn-{depth}-1'.")
+    if depth > _DEEPEST or width > _WIDEST:
+        raise UserError(
+            f"a WRN has a depth of at most {_DEEPEST} and a width of at most {_WIDEST}, got {name!r}. Try 'wrn-34-10'."
+        )
     about = f"wide ResNet, {blocks_per_stage(depth)} blocks per stage, {width} times as wide{', SiLU' * silu}"
     return _wrn(depth, width, about, silu=silu)
 
