@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from sparring import models
 from sparring.errors import UserError, did_you_mean
-from sparring.files.regular import irregular
+from sparring.files.regular import irregular, require_regular
 from sparring.models.keys import in_words, problems, shapes_of, wrong_kinds
 from sparring.models.own import Make, call, copied, own_name, unnamed
 from sparring.training import checkpoint
@@ -180,6 +180,8 @@ def locate(path: Path, which: str) -> Path:
         raise UserError(f"{path} is not a run folder: it holds no {which}.safetensors.{hint}")
     if (own := shipped.find(path)) is not None:
         return own
+    if path.is_symlink() and not path.exists():
+        require_regular(path)
     if not path.exists():
         siblings = [
             entry.name
