@@ -356,7 +356,9 @@ def mat_cases() -> Iterator[Case]:
         yield f"{kind} sound", READ, written("a.mat", mat(x, y, packed=packed))
         yield from damaged(f"mat {kind}", "a.mat", mat(x, y, packed=packed), 25, head=400)
     bomb = (
-        struct.pack("<II", 14, 2**32 - 8) + mat_array("X", (32, 32, 3, 10**6), b"")[:-8] + struct.pack("<II", 2, 2**31)
+        struct.pack("<II", 14, 2**32 - 8)
+        + mat_array("X", (32, 32, 3, 10**6), b"")[:-8]
+        + struct.pack("<II", 2, 3_072_000_000)
     )
     stream = b"\x78\xda" + deflated(bomb) + zeros(3000)
     head = mat()
@@ -443,6 +445,8 @@ def tar_cases() -> Iterator[Case]:
         "a wanted member of 3 GB after a sound one": [file, tar_header("test", big)],
     }.items():
         yield what, REFUSED, written("a.tgz", tar_gz(blocks, 3000, end))
+    pax = tar_gz([tar_header("pax", 300 * MIB, b"x")], 300, end)
+    yield "a pax header of 300 MB", REFUSED, written("a.tgz", pax)
     yield "zeros", READ, written("a.tgz", tar_gz([file], 3000))
     yield "zeros alone", REFUSED, written("a.tgz", tar_gz([], 3000))
     yield "20,000 members", REFUSED, written("a.tgz", gzip.compress(tar_header("junk", 0) * 20_000 + end))
