@@ -16,6 +16,7 @@ HOUSE: dict[str, list[str]] = {
     "seeds": [],
     "shares": [],
     "schedules": [],
+    "files": ["regular", "opcodes"],
     "attacks": [
         "threat",
         "checks",
@@ -63,6 +64,7 @@ HOUSE: dict[str, list[str]] = {
         "loader",
         "batching",
         "npz",
+        "mat5",
         "extra",
         "stored",
         "digits",
@@ -132,6 +134,7 @@ HOUSE: dict[str, list[str]] = {
     ],
     "weights": [
         "shipped",
+        "torch_file",
         "foreign",
         "identify",
         "load",

@@ -24,12 +24,12 @@ def arrays(monkeypatch):
     return arrays
 
 
-def write_mat(folder, arrays):
+def write_mat(folder, arrays, **how):
     folder.mkdir()
     for part in ("train", "test"):
         y = arrays[f"y_{part}"].copy()
         y[y == 0] = 10
-        savemat(folder / f"{part}_32x32.mat", {"X": arrays[f"x_{part}"].transpose(1, 2, 3, 0), "y": y[:, None]})
+        savemat(folder / f"{part}_32x32.mat", {"X": arrays[f"x_{part}"].transpose(1, 2, 3, 0), "y": y[:, None]}, **how)
     return folder
 
 
@@ -53,8 +53,9 @@ def check(data, arrays):
     assert data.classes == tuple("0123456789")
 
 
-def test_mat_files(arrays, tmp_path):
-    fetch("svhn", root=tmp_path, source=write_mat(tmp_path / "mat", arrays))
+@pytest.mark.parametrize("packed", [True, False])
+def test_mat_files(arrays, tmp_path, packed):
+    fetch("svhn", root=tmp_path, source=write_mat(tmp_path / "mat", arrays, do_compression=packed))
     data = load("svhn", root=tmp_path)
     check(data, arrays)
     assert data.note == "SVHN, from the official .mat files"

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from sparring import models
 from sparring.errors import UserError
 from sparring.training import checkpoint
-from sparring.weights import facts, load, load_model
+from sparring.training.initial import begin_from
+from sparring.weights import facts, initial, load, load_model
 from tests.peers import PeerResNet18, PeerWRN
 
 from .conftest import MEAN, STD, TINY, described, same, stirred, write_run
@@ -246,3 +247,16 @@ def test_facts_are_json(tmp_path: Path, tiny: nn.Module) -> None:
     torch.save({"net": tiny.state_dict(), "epoch": 7}, tmp_path / "m.pt")
     assert facts(tmp_path / "m.pt") == {"epoch": 7}
     json.dumps(load(tmp_path / "m.pt").facts)
+
+
+def test_whole_numbers_are_not_weights(tmp_path: Path, tiny: nn.Module) -> None:
+    """A header whose F32 became I32 has the same bytes and checksum; every logit would be wrong without a word."""
+    path = tmp_path / "m.safetensors"
+    described_as = {"model": {"name": "tiny_cnn", **TINY, "size": [8, 8], "normalize": None}}
+    checkpoint.save(path, tiny.state_dict(), described_as)
+    load_model(path)
+    path.write_bytes(path.read_bytes().replace(b'"F32"', b'"I32"'))
+    with pytest.raises(UserError, match=r"is damaged: its weights are not floating point: .*\(int32\)"):
+        load_model(path)
+    with pytest.raises(UserError, match="not floating point"):
+        begin_from(initial(path), models.build("tiny_cnn", **TINY), 10)

@@ -43,7 +43,7 @@ class Options:
     path: Annotated[Path, tyro.conf.Positional]
     """A run folder, an exported folder, a .safetensors or published .pth file, or a shipped model: fat-digits."""
     images: Annotated[tuple[Path, ...], tyro.conf.Positional]
-    """Image files: any format that pillow reads, 8 bits per channel."""
+    """Image files: PNG, JPEG, BMP, WebP, GIF, TIFF or PPM, 8 bits per channel."""
     data: str | None = None
     """The data set that the model was made for, where its file does not record class names and image size."""
     top: int = 3

@@ -117,7 +117,7 @@ def _sheet_batches(files: dict[str, bytes]) -> list[_Batch]:
 
 def _sheet(data: bytes, name: str) -> NDArray[np.uint8]:
     try:
-        with Image.open(io.BytesIO(data)) as image:
+        with Image.open(io.BytesIO(data), formats=("PNG",)) as image:
             if image.size != (1024, PER_BATCH) or image.mode != "RGB":
                 raise UserError(f"{name} is {image.size} {image.mode}, expected {(1024, PER_BATCH)} RGB. Get it again.")
             return np.asarray(image).reshape(PER_BATCH, 32, 32, 3)

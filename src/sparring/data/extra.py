@@ -9,7 +9,7 @@ import hashlib
 from pathlib import Path
 
 from sparring.data.dataset import Split, tensor_split
-from sparring.data.npz import images, labels, read_npz
+from sparring.data.npz import images, labels, listed_keys, npz_keys, read_npz
 from sparring.errors import UserError
 
 _KEYS = (("x_train", "y_train"), ("image", "label"), ("x", "y"))
@@ -26,13 +26,14 @@ def check_extra(spec: str, fraction: float) -> None:
 def load_extra(spec: str, *, classes: int) -> tuple[Split, str]:
     """The extra images, and a digest of them."""
     path = Path(spec.removeprefix("npz:")).expanduser()
-    arrays = read_npz(path)
-    pair = next((keys for keys in _KEYS if all(key in arrays for key in keys)), None)
+    there = npz_keys(path)
+    pair = next((keys for keys in _KEYS if all(key in there for key in keys)), None)
     if pair is None:
         raise UserError(
-            f"{path} lacks x_train and y_train (it has {', '.join(sorted(arrays)) or 'nothing'}). "
+            f"{path} lacks x_train and y_train (it has {listed_keys(there)}). "
             "Save it with np.savez(path, x_train=..., y_train=...)."
         )
+    arrays = read_npz(path, pair)
     x, y = images(arrays[pair[0]], pair[0]), labels(arrays[pair[1]], pair[1])
     if len(x) != len(y):
         raise UserError(f"{path} has {len(x)} images and {len(y)} labels. Give one label per image.")

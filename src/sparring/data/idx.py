@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import math
 import struct
 import zlib
 from pathlib import Path
@@ -84,8 +85,8 @@ def read_idx(data: bytes, name: str, dimensions: int) -> NDArray[np.uint8]:
         raise UserError(f"{name} is not an idx file of bytes in {dimensions} dimensions. Get it again.")
     shape = struct.unpack(f">{dimensions}I", data[4 : 4 + 4 * dimensions])
     values = np.frombuffer(data, dtype=np.uint8, offset=4 + 4 * dimensions)
-    expected = int(np.prod(shape, dtype=np.float64))
-    if len(values) != expected:
+    expected = math.prod(shape)
+    if len(values) != expected or not expected:
         raise UserError(f"{name} is damaged: it has {len(values)} values, its header says {expected}. Get it again.")
     return values.reshape(shape)
 

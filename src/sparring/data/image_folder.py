@@ -25,9 +25,12 @@ from sparring.data.cache import entry, mapped, new_array, stamp
 from sparring.data.dataset import Dataset, Split, evenly, interleaved, tensor_split
 from sparring.data.memory import host_room
 from sparring.errors import UserError
+from sparring.files.regular import irregular, shown
 
 _SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".jfif", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"})
 _MODES = frozenset({"1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV"})  # 8 bits per channel
+_FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "GIF", "TIFF", "PPM")  # not EPS and others, whose decoders run programs
+_MOST_PIXELS = 50_000_000  # of one file: with transparency it takes 16 bytes per pixel while it is scaled
 _ORIENTATION = 0x0112  # EXIF tag
 _TURNED = (5, 6, 7, 8)  # values that swap height and width
 _BAR_FROM = 2_000  # files
@@ -152,9 +155,7 @@ def _list(top: Path, classes: tuple[str, ...], present: tuple[str, ...] | None =
         children = [child for child in _children(top / name) if child.name not in _SYSTEM_FILES]
         unused += Counter(_kind(child) for child in children if child.is_dir() or child.suffix.lower() not in _SUFFIXES)
         named = [child for child in children if child.suffix.lower() in _SUFFIXES]
-        inside = [
-            child for child in named if child.is_file() or child.is_symlink()
-        ]  # a broken link is reported as a bad file
+        inside = [child for child in named if not child.is_dir()]  # a broken link or FIFO is reported as a bad file
         if not inside:
             deeper = next((child for child in children if child.is_dir()), None)
             raise UserError(
@@ -179,10 +180,14 @@ def _where(listing: _Listing, places: NDArray[np.int64]) -> _Listing:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Image.Image]:
-    """Open an image; one large enough to be a decompression bomb raises instead of warning."""
+    """Open an image of a known format; a decompression bomb and what is not a regular file raise."""
+    if kind := irregular(path):
+        raise OSError(0, kind)
     with warnings.catch_warnings():
         warnings.simplefilter("error", Image.DecompressionBombWarning)
-        with Image.open(path) as image:
+        with Image.open(path, formats=_FORMATS) as image:
+            if image.width * image.height > _MOST_PIXELS:
+                raise Image.DecompressionBombError
             yield image
 
 
@@ -220,7 +225,7 @@ def _reason(error: Exception) -> str:
         return error.strerror
     if isinstance(error, Image.DecompressionBombError | Image.DecompressionBombWarning):
         return "too many pixels: it may be a decompression bomb"
-    return str(error) or type(error).__name__
+    return shown(str(error), 120) or type(error).__name__
 
 
 def _bad_files(bad: list[str]) -> UserError:

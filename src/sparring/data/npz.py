@@ -6,8 +6,7 @@ content is refused with the line that fixes it; nothing is guessed or silently r
 
 from __future__ import annotations
 
-import zipfile
-import zlib
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -16,40 +15,36 @@ import torch
 from numpy.typing import NDArray
 
 from sparring.data.dataset import Dataset, Split, evenly, interleaved, tensor_split
-from sparring.data.mapped_npz import Member, image_bytes, map_images, read_member, unpack_images
+from sparring.data.mapped_npz import (
+    Member,
+    image_bytes,
+    map_images,
+    member_keys,
+    read_array,
+    read_member,
+    unpack_images,
+)
 from sparring.data.memory import host_room
 from sparring.errors import UserError
+from sparring.files.regular import require_regular, shown
 
 _CHANNELS = (1, 3, 4)
 _TEST_FRACTION = 0.2
+_KEYS = ("x_train", "y_train", "x_test", "y_test")
+_SHOWN = 8  # keys in a message
 
 
-def read_npz(path: Path) -> dict[str, NDArray[Any]]:
-    """Every array of the file, by key."""
-    if not path.is_file():
+def read_npz(path: Path, wanted: Collection[str]) -> dict[str, NDArray[Any]]:
+    """The wanted arrays that the file has, by key. Others are not read."""
+    return {key: read_array(path, key) for key in npz_keys(path) if key in wanted}
+
+
+def npz_keys(path: Path) -> list[str]:
+    """The keys of the file; what is not an .npz file is refused."""
+    if not path.exists():
         raise UserError(f"no such file: {path}. Give a .npz file with x_train, y_train, x_test, y_test.")
-    if not zipfile.is_zipfile(path):
-        raise UserError(f"{path} is not a .npz file. Write it with np.savez(path, x_train=..., y_train=...).")
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            return {key: archive[key] for key in archive.files}
-    except (AttributeError, TypeError):  # a bare .npy array has no keys
-        raise UserError(f"{path} is not a .npz file. Write it with np.savez(path, x_train=..., y_train=...).") from None
-    except ValueError as error:
-        if "allow_pickle" in str(error):
-            raise UserError(
-                f"{path} holds pickled objects, which are never loaded. "
-                "Save plain arrays with np.savez: uint8 images and integer labels."
-            ) from None
-        raise _damaged(path, error) from None
-    except (OSError, EOFError, KeyError, MemoryError, SyntaxError, zipfile.BadZipFile, zlib.error) as error:
-        raise _damaged(path, error) from None
-    except NotImplementedError as error:  # a compression method that zipfile does not support
-        raise _damaged(path, error) from None
-
-
-def _damaged(path: Path, error: Exception) -> UserError:
-    return UserError(f"{path} cannot be read as .npz ({error}). Write it again with np.savez.")
+    require_regular(path)
+    return member_keys(path)
 
 
 def load_npz(path: Path, *, room: int | None = None) -> Dataset:
@@ -58,10 +53,10 @@ def load_npz(path: Path, *, room: int | None = None) -> Dataset:
     Args:
         room: bytes that images may take in memory; larger files are mapped. Half of the available memory unless given.
     """
-    if path.is_file() and image_bytes(path) > (host_room() if room is None else room):
+    _check_keys(path, npz_keys(path))
+    if image_bytes(path) > (host_room() if room is None else room):
         return _load_mapped(path)
-    arrays = read_npz(path)
-    _check_keys(path, arrays)
+    arrays = read_npz(path, _KEYS)
     x, y = images(arrays["x_train"], "x_train"), labels(arrays["y_train"], "y_train")
     _check_count(x, y, "train")
     classes = _class_count(y)
@@ -96,9 +91,8 @@ def load_npz(path: Path, *, room: int | None = None) -> Dataset:
 
 def _load_mapped(path: Path) -> Dataset:
     """The same data set as from memory, with images that stay in the file, or in the cache."""
-    labelled = _read_labels(path)
-    shapes = {key: read_member(path, key) for key in ("x_train", "x_test") if key in labelled}
-    _check_keys(path, labelled)
+    labelled = read_npz(path, ("y_train", "y_test"))
+    shapes = {key: read_member(path, key) for key in ("x_train", "x_test") if f"y_{key[2:]}" in labelled}
     for key, member in shapes.items():
         _check_member(path, key, member)
     y = labels(labelled["y_train"], "y_train")
@@ -146,15 +140,6 @@ def _untrained(y_test: NDArray[np.int64], classes: int) -> UserError:
     )
 
 
-def _read_labels(path: Path) -> dict[str, NDArray[Any]]:
-    """The labels of the file; images as empty arrays, so that the keys are there."""
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            return {key: archive[key] if key.startswith("y_") else np.empty(0) for key in archive.files}
-    except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
-        raise _damaged(path, error) from None
-
-
 def _check_member(path: Path, key: str, member: Member) -> None:
     shape = member.shape
     fits = len(shape) == 3 or (len(shape) == 4 and (shape[3] in _CHANNELS or shape[1] in _CHANNELS))
@@ -165,14 +150,21 @@ def _check_member(path: Path, key: str, member: Member) -> None:
         )
 
 
-def _check_keys(path: Path, arrays: dict[str, NDArray[Any]]) -> None:
-    needed = ["x_train", "y_train"] + ["x_test", "y_test"] * ("x_test" in arrays or "y_test" in arrays)
-    missing = [key for key in needed if key not in arrays]
+def _check_keys(path: Path, keys: Collection[str]) -> None:
+    needed = ["x_train", "y_train"] + ["x_test", "y_test"] * ("x_test" in keys or "y_test" in keys)
+    missing = [key for key in needed if key not in keys]
     if missing:
         raise UserError(
-            f"{path} lacks {', '.join(missing)} (it has {', '.join(sorted(arrays)) or 'nothing'}). "
+            f"{path} lacks {', '.join(missing)} (it has {listed_keys(keys)}). "
             "Save it with np.savez(path, x_train=..., y_train=..., x_test=..., y_test=...)."
         )
+
+
+def listed_keys(keys: Collection[str]) -> str:
+    """The keys of a file for a message; the first of many."""
+    some = [shown(key) for key in sorted(keys)[:_SHOWN]]
+    more = f" and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else ""
+    return f"{', '.join(some)}{more}" or "nothing"
 
 
 def images(x: NDArray[Any], key: str) -> NDArray[np.uint8]:

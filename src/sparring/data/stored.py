@@ -87,7 +87,7 @@ def _unwritable(target: Path, error: OSError) -> UserError:
 
 def read_stored(path: Path) -> Stored:
     """Read a stored file; one with other contents is refused."""
-    found = read_npz(path)
+    found = read_npz(path, (*KEYS, "note"))
     if any(key not in found or found[key].dtype != np.uint8 for key in KEYS):
         raise UserError(f"{path} lacks some of {', '.join(KEYS)} as uint8. Remove it and fetch it again.")
     note = found["note"] if "note" in found else np.asarray("")

@@ -7,16 +7,17 @@ on the rebuilt images must say so. Must not know how the files were downloaded.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
 from sparring.data.dataset import Dataset
+from sparring.data.mat5 import read_mat
 from sparring.data.npz import images, labels, read_npz
 from sparring.data.stored import KEYS, Stored, as_dataset, read_stored, sha256
 from sparring.errors import UserError
+from sparring.files.regular import irregular
 
 CLASSES = tuple(str(digit) for digit in range(10))
 COUNTS = {  # images of each digit, 0 to 9
@@ -30,6 +31,7 @@ REBUILT_SHA256 = {  # of the raw uint8 NHWC arrays
 }
 REBUILT_NOTE = "SVHN, rebuilt from format 1"
 _TILE = 32  # pixels
+_SHEET_PIXELS = 2**25  # of one sheet: the largest has 19 million
 
 
 def load_svhn(path: Path) -> Dataset:
@@ -79,26 +81,21 @@ def _checked(stored: Stored, path: Path) -> Stored:
 def _from_mat(folder: Path) -> Stored:
     arrays: dict[str, NDArray[np.uint8]] = {}
     for part in ("train", "test"):
-        found = _read_mat(folder / f"{part}_32x32.mat")
+        path, count = folder / f"{part}_32x32.mat", sum(COUNTS[part])
+        # The official sizes are the bounds: nothing larger is unpacked. Labels may be doubles.
+        found = read_mat(path, {"X": count * _TILE * _TILE * 3, "y": count * 8})
         x, y = found.get("X"), found.get("y")
-        if not isinstance(x, np.ndarray) or x.dtype != np.uint8 or x.ndim != 4 or not isinstance(y, np.ndarray):
-            raise UserError(f"{folder / part}_32x32.mat lacks X (uint8, 32x32x3xn) or y. Get the official file.")
+        if x is None or y is None or x.dtype != np.uint8 or x.ndim != 4 or y.size != x.shape[3]:
+            raise UserError(f"{path} lacks X (uint8, 32x32x3xn) or y (n). Get the official file.")
+        if not ((y >= 1) & (y <= 10)).all():
+            raise UserError(f"{path} has labels outside of 1 to 10, where 10 is the digit 0. Get the official file.")
         arrays[f"x_{part}"] = np.ascontiguousarray(x.transpose(3, 0, 1, 2))  # HWCN
         arrays[f"y_{part}"] = (y.reshape(-1) % 10).astype(np.uint8)  # label 10 is the digit 0
     return Stored(arrays, "SVHN, from the official .mat files")
 
 
-def _read_mat(path: Path) -> dict[str, Any]:
-    from scipy import io  # imported here: only this source needs it
-
-    try:
-        return dict(io.loadmat(path, variable_names=["X", "y"]))
-    except Exception as error:  # the reader raises almost anything on a damaged file
-        raise UserError(f"{path} cannot be read ({error}). If the download broke off, repeat it.") from None
-
-
 def _from_npz(path: Path) -> Stored:
-    found = read_npz(path)
+    found = read_npz(path, (*KEYS, "note"))
     missing = [key for key in KEYS if key not in found]
     if missing:
         raise UserError(f"{path} lacks {', '.join(missing)}. SVHN as .npz has {', '.join(KEYS)}.")
@@ -116,7 +113,7 @@ def _from_npz(path: Path) -> Stored:
 
 def _from_sheets(folder: Path) -> Stored:
     """Sheets of 32x32 tiles, row by row; the images are divided evenly, the first sheets having one more."""
-    found = read_npz(folder / "labels.npz")
+    found = read_npz(folder / "labels.npz", ("y_train", "y_test"))
     arrays: dict[str, NDArray[np.uint8]] = {}
     for part, sheets in SHEETS.items():
         total, y = sum(COUNTS[part]), found.get(f"y_{part}")
@@ -133,7 +130,11 @@ def _from_sheets(folder: Path) -> Stored:
 
 def _tiles(path: Path, count: int) -> NDArray[np.uint8]:
     try:
-        with Image.open(path) as image:
+        if kind := irregular(path):
+            raise OSError(kind)
+        with Image.open(path, formats=("WEBP",)) as image:
+            if image.width * image.height > _SHEET_PIXELS:
+                raise ValueError(f"{image.width}x{image.height} pixels")
             sheet = np.asarray(image.convert("RGB"))
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise UserError(f"{path} cannot be read ({error}). Get the folder again.") from None

@@ -18,10 +18,12 @@ from rich.progress import track
 from sparring.data.dataset import Dataset, interleaved
 from sparring.data.stored import Stored, as_dataset, read_stored
 from sparring.errors import UserError
+from sparring.files.regular import require_regular
 
 CLASSES, SIDE = 200, 64
 PER_CLASS = {"train": 500, "test": 50}  # images
 _BAR_FROM = 2_000  # files
+_TEXT = 2**24  # characters of a list: words.txt has 2.6 million
 
 
 def load_tiny_imagenet(path: Path) -> Dataset:
@@ -89,7 +91,12 @@ def _names(path: Path, ids: Sequence[str]) -> list[str]:
 
 def _lines(path: Path) -> list[str]:
     try:
-        return [line for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+        require_regular(path)
+        with path.open(encoding="utf-8", errors="replace") as file:
+            text = file.read(_TEXT + 1)
+        if len(text) > _TEXT:
+            raise UserError(f"{path} has more than {_TEXT:,} characters. Unpack the archive again.")
+        return [line for line in text.splitlines() if line.strip()]
     except OSError as error:
         raise UserError(f"cannot read {path} ({error.strerror}). Unpack the archive again.") from None
 
@@ -106,7 +113,8 @@ def _pixels(files: Sequence[Path]) -> NDArray[np.uint8]:
     shown = track(files, "reading images", console=Console(stderr=True), transient=True, disable=len(files) < _BAR_FROM)
     for i, path in enumerate(shown):
         try:
-            with Image.open(path) as image:
+            require_regular(path)
+            with Image.open(path, formats=("JPEG",)) as image:
                 if image.size != (SIDE, SIDE):
                     raise UserError(f"{path} has {image.size} pixels, expected {(SIDE, SIDE)}. Get it again.")
                 x[i] = np.asarray(image.convert("RGB"))  # some are grey

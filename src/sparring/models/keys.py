@@ -27,6 +27,14 @@ def problems(tensors: Mapping[str, Tensor], shapes: Shapes) -> Iterator[tuple[st
             yield "misshaped", f"{key} {tuple(tensors[key].shape)} instead of {shape}"
 
 
+def wrong_kinds(tensors: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> Iterator[tuple[str, str]]:
+    """(kind of problem, key) for each tensor that has whole numbers where the network has fractions, or is complex."""
+    for key, wanted in state.items():
+        if key in tensors and wanted.is_floating_point() and not tensors[key].is_floating_point():
+            dtype = str(tensors[key].dtype).removeprefix("torch.")
+            yield "not floating point", f"{key} ({dtype})"
+
+
 def in_words(found: Iterable[tuple[str, str]]) -> str:
     """'missing: a, b, c and 7 more; unexpected: d.' for problems; empty where there are none."""
     kinds: dict[str, list[str]] = {}

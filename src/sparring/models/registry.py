@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from sparring.errors import UserError, unknown
+from sparring.files.regular import shown
 from sparring.models import own
 from sparring.models.normalize import Normalize
 from sparring.models.preact_resnet import PreActResNet18
@@ -46,7 +47,10 @@ def _wrn(depth: int, width: int, about: str, *, silu: bool = False) -> Architect
     )
 
 
-_WRN = re.compile(r"wrn-([0-9]+)-([0-9]+)(-silu)?")
+_WRN = re.compile(r"wrn-([0-9]{1,9})-([0-9]{1,9})(-silu)?")
+# Of a WRN by name, which a file can record: the deepest residual network published has 1,001 layers, the widest WRN 20.
+_DEEPEST, _WIDEST = 1_002, 64
+_MOST, _LARGEST_SIDE = 2**20, 2**14  # classes or channels; pixels: a file can record any number, and torch's overflow
 ARCHITECTURES = {
     "tiny_cnn": Architecture(
         lambda num_classes, channels, size, normalize: TinyCNN(
@@ -154,13 +158,13 @@ def build(
         made = _others(name, num_classes=num_classes, channels=channels, size=size, pretrained=pretrained)
         return with_normalisation(made, normalize, channels)
     architecture = _find(name)
-    _require_int("num_classes", num_classes, least=2)
-    _require_int("channels", channels, least=1)
+    _require_int("num_classes", num_classes, least=2, most=_MOST)
+    _require_int("channels", channels, least=1, most=_MOST)
     if not isinstance(size, Sequence) or len(size) != 2:
         raise UserError(f"size must be (height, width), got {size!r}. Write for example (32, 32).")
     height, width = size
-    _require_int("the height of the images", height, least=1)
-    _require_int("the width of the images", width, least=1)
+    _require_int("the height of the images", height, least=1, most=_LARGEST_SIDE)
+    _require_int("the width of the images", width, least=1, most=_LARGEST_SIDE)
     if min(height, width) < architecture.smallest:
         raise _too_small(name, architecture.smallest, height, width)
     return architecture.make(num_classes, channels, (height, width), _first_layer(normalize, channels))
@@ -193,21 +197,28 @@ def _find(name: str) -> Architecture:
     depth, width, silu = int(wrn[1]), int(wrn[2]), wrn[3] is not None
     if width < 1:
         raise UserError(f"the width of a WRN must be at least 1, got {width} in {name!r}. Try 'wrn-{depth}-1'.")
+    if depth > _DEEPEST or width > _WIDEST:
+        raise UserError(
+            f"a WRN has a depth of at most {_DEEPEST} and a width of at most {_WIDEST}, got {name!r}. Try 'wrn-34-10'."
+        )
     about = f"wide ResNet, {blocks_per_stage(depth)} blocks per stage, {width} times as wide{', SiLU' * silu}"
     return _wrn(depth, width, about, silu=silu)
 
 
 def _unknown(name: str) -> UserError:
     """The error for a name that is none, with how to name a network of one's own."""
+    name = shown(name, 200)
     if name.endswith(".py") or re.search(r"\.py:|[/\\]", name):
         return UserError(f"unknown model {name!r}. A network of your own is named package.module:make, without .py.")
     error = unknown("model", name, [*ARCHITECTURES, "wrn-D-W", *(made for made in own.MADE if ":" not in made)])
     return UserError(f"{error} Your own: --model package.module:make, or sparring.register_model.")
 
 
-def _require_int(what: str, value: int, *, least: int) -> None:
+def _require_int(what: str, value: int, *, least: int, most: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise UserError(f"{what} must be a whole number of at least {least}, got {value!r}.")
+    if value > most:
+        raise UserError(f"{what} must be at most {most:,}, got {shown(str(value))}. Give the number of the data.")
 
 
 def _too_small(name: str, least: int, height: int, width: int) -> UserError:

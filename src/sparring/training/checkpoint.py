@@ -11,6 +11,7 @@ import errno
 import hashlib
 import json
 import os
+import struct
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -23,8 +24,10 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor
 
 from sparring.errors import UserError
+from sparring.files.regular import require_regular, shown
 
 _FACTS, _SUM = "sparring", "sha256"  # the two entries of the file's metadata
+_HEADER = 2**24  # bytes of a file's header: that of a network with 1,000 tensors has 0.1 MB
 
 
 @dataclass(frozen=True)
@@ -56,40 +59,56 @@ def save(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) ->
 
 def load(path: Path, *, device: torch.device | str = "cpu") -> Checkpoint:
     """Read a checkpoint and verify its checksum."""
-    try:
-        with safe_open(path, framework="pt", device="cpu") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no dict: not iterable)
-    except FileNotFoundError:
-        raise UserError(f"there is no checkpoint at {path}.") from None
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{path} is not a whole safetensors file ({error}). Copy it again, or use another.") from None
+    with _opened(path) as file:
+        if file is None:
+            raise UserError(f"there is no checkpoint at {path}.")
+        metadata = file.metadata() or {}
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no dict: not iterable)
     if _SUM in metadata and metadata[_SUM] != checksum(tensors):
         raise UserError(f"{path} is damaged: its tensors do not match their checksum. Copy it again, or use another.")
-    facts = json.loads(metadata.get(_FACTS, "{}"))
-    return Checkpoint({name: tensor.to(device) for name, tensor in tensors.items()}, facts)
+    return Checkpoint({name: tensor.to(device) for name, tensor in tensors.items()}, _facts(metadata, path))
 
 
 def read_facts(path: Path) -> dict[str, Any]:
     """The facts of a checkpoint, without reading its tensors; empty where there is no checkpoint."""
-    try:
-        with safe_open(path, framework="pt", device="cpu") as file:
-            return dict(json.loads((file.metadata() or {}).get(_FACTS, "{}")))
-    except FileNotFoundError:
-        return {}
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{path} is not a whole safetensors file ({error}). Copy it again, or use another.") from None
+    with _opened(path) as file:
+        return {} if file is None else _facts(file.metadata() or {}, path)
 
 
 def read_shapes(path: Path) -> dict[str, list[int]]:
     """The shapes of a checkpoint's tensors by name, without reading them; empty where there is no checkpoint."""
+    with _opened(path) as file:
+        names = [] if file is None else file.keys()
+        return {name: list(file.get_slice(name).get_shape()) for name in names}
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """The file, opened by safetensors; None where there is none. Its damage is an error of one line."""
+    if not path.exists() and not path.is_symlink():
+        yield None
+        return
+    require_regular(path)
     try:
-        with safe_open(path, framework="pt", device="cpu") as file:
-            return {name: list(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 (no dict)
-    except FileNotFoundError:
-        return {}
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{path} is not a whole safetensors file ({error}). Copy it again, or use another.") from None
+        with path.open("rb") as file:
+            (header,) = struct.unpack("<Q", file.read(8).ljust(8, b"\0"))
+        if header > _HEADER:
+            raise SafetensorError(f"a header of {header:,} bytes, more than {_HEADER:,}")
+        with safe_open(path, framework="pt", device="cpu") as opened:
+            yield opened
+    except (SafetensorError, OSError, RuntimeError, KeyError) as error:
+        reason = shown(str(error), 120)
+        raise UserError(f"{path} is not a whole safetensors file ({reason}). Copy it again, or use another.") from None
+
+
+def _facts(metadata: Mapping[str, str], path: Path) -> dict[str, Any]:
+    try:
+        facts = json.loads(metadata.get(_FACTS, "{}"))
+    except (ValueError, RecursionError):
+        facts = None
+    if not isinstance(facts, dict):
+        raise UserError(f"{path} is damaged: what it records about itself is not JSON. Copy it again, or use another.")
+    return facts
 
 
 def write_text(path: Path, text: str) -> None:

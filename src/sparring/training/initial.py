@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from sparring.errors import UserError
-from sparring.models.keys import in_words, problems, shapes_of
+from sparring.models.keys import in_words, problems, shapes_of, wrong_kinds
 from sparring.training.checkpoint import checksum
 
 _MEAN = "normalize.mean"
@@ -45,7 +45,7 @@ def begin_from(initial: Initial, model: nn.Module, num_classes: int) -> str:
     head = _head(given, wanted, num_classes)
     kept = {key: tensor for key, tensor in {**given, **counters}.items() if key not in head}
     shapes = {key: shape for key, shape in shapes_of(wanted).items() if key not in head}
-    wrong = in_words(problems(kept, shapes))
+    wrong = in_words([*problems(kept, shapes), *wrong_kinds(kept, wanted)])
     if wrong:
         raise UserError(f"the weights of {initial.source} are not those of {type(model).__name__}. {wrong}")
     with torch.no_grad():

@@ -1,20 +1,17 @@
 """Read published checkpoints (.pt, .pth, .pth.tar) without running code from them.
 
-Only tensors and plain containers are unpickled (`torch.load(weights_only=True)`). The few other objects that are often
-saved with weights (an argparse.Namespace, NumPy scalars, paths, dates) are replaced by an inert stand-in, so neither
-argparse nor NumPy sees the file's data; every other object is refused by name. The keys are then reduced to plain
-names: nesting, prefixes of wrappers and parts that no forward pass uses are removed, each with a note. Must not know
-which architectures exist: that is `identify`.
+`torch_file` reads them as data: tensors and plain containers. The few other objects that are often saved with weights
+(an argparse.Namespace, NumPy scalars, paths, dates) are passed over; every other object is refused by name. The keys
+are then reduced to plain names: nesting, prefixes of wrappers and parts that no forward pass uses are removed, each
+with a note. Must not know which architectures exist: that is `identify`.
 """
 
 from __future__ import annotations
 
 import math
 import re
-import tarfile
-import warnings
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,20 +20,18 @@ import torch
 from torch import Tensor
 
 from sparring.errors import UserError
+from sparring.files.opcodes import ForbiddenName
+from sparring.files.regular import require_regular, shown
+from sparring.weights import torch_file
+from sparring.weights.torch_file import NotReadable, OtherTensor, StoredTensor, TorchFile
 
 # Keys under which published files keep the weights, the most specific first.
 NESTS = ("state_dict", "model_state_dict", "model_state", "net", "model", "network", "weights", "params", "ema")
 # Buffers of a normalising first layer: (mean, std), by the names in published files.
 NORMALISERS = (("mean", "std"), ("mu", "sigma"), ("new_mean", "new_std"))
-_INERT = (
-    "argparse.Namespace",
-    *(f"numpy{core}.multiarray.{name}" for core in (".core", "._core") for name in ("scalar", "_reconstruct")),
-    "numpy.dtype",
-    "numpy.ndarray",
-    *(f"pathlib{local}.{name}" for local in ("", "._local") for name in ("PosixPath", "WindowsPath", "Path")),
-    *(f"datetime.{name}" for name in ("datetime", "date", "timedelta")),
-)
 _DEPTH = 4  # levels of nesting in which weights are searched
+_VISITED = 10**6  # entries that are searched, about 2 s: references can make a small file endless
+_LONGEST = 256  # characters of a tensor's name: those of the deepest networks have 80
 _FIX = "Save its weights alone: torch.save(model.state_dict(), 'weights.pt')."
 
 
@@ -51,25 +46,13 @@ class ForeignCheckpoint:
     named: dict[str, Tensor] = field(default_factory=dict)  # the same tensors under the names of the file
 
 
-class _StandIn:
-    """An inert replacement for an object that is not needed: accepts any state and keeps none."""
-
-    def __new__(cls, *_: object) -> _StandIn:
-        return super().__new__(cls)
-
-    def __init__(self, *_: object) -> None:
-        pass
-
-    def __setstate__(self, _: object) -> None:
-        pass
-
-
 def read(path: Path) -> ForeignCheckpoint:
     """Read the weights of a published checkpoint."""
     refuse_impostor(path)
-    content = _unpickle(path)
-    named, notes = _find(content, path)
-    found = plain(named, path)
+    file = _open(path)
+    content = file.content
+    stored, notes = _find(content, path)
+    found = plain(_numbers(file, stored), path)
     epoch = content.get("epoch") if isinstance(content, Mapping) else None
     facts = {"epoch": epoch} if type(epoch) is int else {}
     return ForeignCheckpoint(found.tensors, found.normalize, facts, (*notes, *found.notes), found.named)
@@ -77,6 +60,7 @@ def read(path: Path) -> ForeignCheckpoint:
 
 def plain(named: Mapping[str, Tensor], path: Path) -> ForeignCheckpoint:
     """Reduce the keys of a network to plain names: no prefix of a wrapper, no unused part."""
+    check_names(named, path)
     notes: list[str] = []
     tensors, normalize = _take_normalisation(dict(named), path)
     if normalize is not None:
@@ -102,6 +86,7 @@ def plain(named: Mapping[str, Tensor], path: Path) -> ForeignCheckpoint:
 
 def refuse_impostor(path: Path) -> None:
     """Refuse a file that is not a checkpoint: empty, a web page, a Git LFS pointer, other text."""
+    require_regular(path)
     try:
         with path.open("rb") as file:
             head = file.read(512)
@@ -123,51 +108,67 @@ def refuse_impostor(path: Path) -> None:
         raise UserError(f"{path} is a text file, not a checkpoint. Give a .safetensors, .pt, .pth or .pth.tar file.")
 
 
-def _unpickle(path: Path) -> Any:
-    stand_ins: list[Any] = [(_StandIn, name) for name in _INERT]
+def check_names(tensors: Iterable[str], path: Path) -> None:
+    """Refuse names of tensors that no network has: messages of one line repeat them."""
+    for name in tensors:
+        if not name.isprintable() or len(name) > _LONGEST:
+            raise UserError(
+                f"{path} holds a tensor with the name {shown(name)}, which no network has. Use another file."
+            )
+
+
+def _open(path: Path) -> TorchFile:
     try:
-        with warnings.catch_warnings(), torch.serialization.safe_globals(stand_ins):
-            warnings.simplefilter("ignore")  # about pickle protocols and storages: not useful to the caller
-            return torch.load(path, map_location="cpu", weights_only=True)
+        return torch_file.read(path)
     except Exception as error:  # a damaged or malicious pickle can fail anywhere; none of its code has run
         raise UserError(f"{path} {_complaint(path, error)}") from None
 
 
+def _numbers(file: TorchFile, stored: Mapping[str, StoredTensor]) -> dict[str, Tensor]:
+    check_names(stored, file.path)
+    try:
+        return file.tensors(stored)
+    except zipfile.BadZipFile:
+        raise UserError(
+            f"{file.path} is damaged: its numbers do not match their CRC-32. Copy or download it again."
+        ) from None
+    except Exception as error:
+        raise UserError(f"{file.path} {_complaint(file.path, error)}") from None
+
+
 def _complaint(path: Path, error: Exception) -> str:
     """Why a file could not be read, and the fix."""
-    text = str(error)
-    named = re.search(r"GLOBAL (\S+) (?:was not|whose module)", text)
-    if named:
-        return f"was refused: it holds a pickled object ({named[1]}) that could run code when read. {_FIX}"
-    if "TorchScript" in text:
-        return f"is a TorchScript program, not a checkpoint. {_FIX}"
-    if "legacy .tar format" in text or tarfile.is_tarfile(path):
-        return f"is a tar archive. Unpack it first; if it is a checkpoint of torch 0.1: {_FIX}"
+    if isinstance(error, ForbiddenName):
+        name = shown(str(error.name))
+        return f"was refused: it holds a pickled object ({name}) that could run code when read. {_FIX}"
+    if isinstance(error, NotReadable):
+        return f"{error} {_FIX}" if "TorchScript" in str(error) else str(error)
     with path.open("rb") as file:
-        zipped = file.read(2) == b"PK"
-    if zipped and not zipfile.is_zipfile(path):
+        head = file.read(512)
+    if head[257:262] == b"ustar":
+        return f"is a tar archive. Unpack it first; if it is a checkpoint of torch 0.1: {_FIX}"
+    if head[:2] in (b"\x1f\x8b", b"BZ"):
+        return "is a compressed archive. Unpack it first."
+    if head[:2] == b"PK" and not zipfile.is_zipfile(path):
         return "is truncated: a zip archive without its end. Copy or download it again."
-    if zipped and not any(name.endswith("data.pkl") for name in _names(path)):
-        return "is a zip archive, but not one that torch.save wrote. Unpack it, or give another file."
-    if _is_text(path):
+    if head and all(byte in b"\t\n\r" or 32 <= byte < 127 for byte in head):
         return "is a text file, not a checkpoint. Give the file that torch.save wrote."
-    reason = re.sub(r"\s+", " ", text.rpartition("WeightsUnpickler error:")[2]).strip() or type(error).__name__
-    return f"is not a complete checkpoint of torch.save ({reason[:120].rstrip('.')}). Copy it again, or use another."
+    reason = shown(re.sub(r"\s+", " ", str(error)).strip() or type(error).__name__, 120).rstrip(".")
+    return f"is not a complete checkpoint of torch.save ({reason}). Copy it again, or use another."
 
 
-def _names(path: Path) -> list[str]:
-    try:
-        with zipfile.ZipFile(path) as archive:
-            return archive.namelist()
-    except (zipfile.BadZipFile, OSError):
-        return []
-
-
-def _find(content: Any, path: Path) -> tuple[dict[str, Tensor], list[str]]:
+def _find(content: Any, path: Path) -> tuple[dict[str, StoredTensor], list[str]]:
     """The mapping that holds the weights, at any level of nesting."""
-    found = dict(_weights_in(content, ()))
+    found: dict[tuple[str, ...], dict[str, StoredTensor | OtherTensor]] = {}
+    visited = 0
+    for place, tensors in _weights_in(content, ()):
+        visited += 1 if tensors is None else 0
+        if visited > _VISITED:
+            raise UserError(f"{path} holds more than {_VISITED:,} entries around its weights. {_FIX}")
+        if tensors is not None:
+            found[place] = tensors
     if not found:
-        kind = f"a dictionary of {_listed(list(content))}" if isinstance(content, Mapping) else type(content).__name__
+        kind = _described(content)
         raise UserError(f"{path} holds no weights of a network: it is {kind}. {_FIX}")
     named = [place for nest in NESTS for place in found if place[-1:] == (nest,)]
     place = () if () in found else next(iter(named or found))
@@ -177,10 +178,24 @@ def _find(content: Any, path: Path) -> tuple[dict[str, Tensor], list[str]]:
     notes = [f"read the weights under {'.'.join(place)!r}."] if place else []
     if others:
         notes.append(f"other weights in the file were not read: {_listed(others)}.")
-    return found[place], notes
+    dense: dict[str, StoredTensor] = {}
+    for key, tensor in found[place].items():
+        if isinstance(tensor, OtherTensor):
+            raise _not_dense(path, key)
+        dense[key] = tensor
+    return dense, notes
 
 
-def _weights_in(content: Any, place: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], dict[str, Tensor]]]:
+def _described(content: Any) -> str:
+    if isinstance(content, Mapping):
+        return f"a dictionary of {_listed(list(content))}"
+    return "Tensor" if torch_file.tensor(content) is not None else type(content).__name__
+
+
+def _weights_in(
+    content: Any, place: tuple[str, ...]
+) -> Iterator[tuple[tuple[str, ...], dict[str, StoredTensor | OtherTensor] | None]]:
+    """(place, tensors) of every network, and (place, None) for every entry on the way."""
     inside: Iterator[tuple[Any, Any]]
     if isinstance(content, Mapping):
         inside = iter(content.items())
@@ -188,15 +203,20 @@ def _weights_in(content: Any, place: tuple[str, ...]) -> Iterator[tuple[tuple[st
         inside = iter(enumerate(content))
     else:
         return
-    items = [(str(key), value) for key, value in inside if isinstance(key, str | int)]
+    tensors: dict[str, StoredTensor | OtherTensor] = {}
+    deeper: list[tuple[str, Any]] = []
+    for key, value in inside:
+        yield place, None
+        if isinstance(key, str | int):
+            if (tensor := torch_file.tensor(value)) is not None:
+                tensors[str(key)] = tensor
+            elif len(place) < _DEPTH and not re.match("optim|sched|scaler", str(key)):
+                deeper.append((str(key), value))
     # A network has weights; moments of an optimiser or statistics do not.
-    tensors = {key: value for key, value in items if isinstance(value, Tensor)}
     if any(key.endswith("weight") for key in tensors):
         yield place, tensors
-    if len(place) < _DEPTH:
-        for key, value in items:
-            if not re.match("optim|sched|scaler", key):
-                yield from _weights_in(value, (*place, key))
+    for key, value in deeper:
+        yield from _weights_in(value, (*place, key))
 
 
 def _take_normalisation(
@@ -234,7 +254,7 @@ def _as_numbers(tensors: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
     numbers: dict[str, Tensor] = {}
     for key, tensor in tensors.items():
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_complex() or tensor.is_meta:
-            raise UserError(f"{path}: {key} is not a dense tensor of real numbers. Save the weights dense, in float32.")
+            raise _not_dense(path, key)
         numbers[key] = tensor.detach().to(torch.float32) if tensor.is_floating_point() else tensor.detach()
         if not math.isfinite(numbers[key].sum(dtype=torch.float64).item()):  # NaN and infinity survive a sum
             raise UserError(
@@ -243,12 +263,10 @@ def _as_numbers(tensors: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
     return numbers
 
 
+def _not_dense(path: Path, key: str) -> UserError:
+    return UserError(f"{path}: {key} is not a dense tensor of real numbers. Save the weights dense, in float32.")
+
+
 def _listed(names: Sequence[object], most: int = 4) -> str:
     more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(repr(name) for name in names[:most]) + more
-
-
-def _is_text(path: Path) -> bool:
-    with path.open("rb") as file:
-        start = file.read(512)
-    return bool(start) and all(byte in b"\t\n\r" or 32 <= byte < 127 for byte in start)
+    return ", ".join(shown(repr(name)) for name in names[:most]) + more

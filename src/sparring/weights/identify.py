@@ -6,6 +6,7 @@ device. Tensors do not tell the activation: a WRN with SiLU is taken for one wit
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from sparring.errors import UserError
 from sparring.models import build, keys, list_models
-from sparring.models.keys import Shapes
+from sparring.models.keys import Shapes, shapes_of
 
 Normalisation = tuple[Sequence[float], Sequence[float]]  # (mean, std), one number per channel in each
 # Square sizes to try where only a dense layer reveals the image size, the common ones first.
@@ -46,7 +47,9 @@ class Identified:
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shape of every tensor of its state_dict."""
-        return {key: tuple(tensor.shape) for key, tensor in self.build().state_dict().items()}
+        if self.normalize is None:
+            return dict(_shapes(self))
+        return shapes_of(self.build().state_dict())
 
     def facts(self) -> dict[str, Any]:
         """The same as plain JSON values."""
@@ -58,6 +61,12 @@ class Identified:
             "size": list(self.size),
             "normalize": normalize,
         }
+
+
+@functools.lru_cache(maxsize=512)
+def _shapes(network: Identified) -> dict[str, tuple[int, ...]]:
+    """Kept: a file of no known architecture is compared with all of them, several times."""
+    return shapes_of(network.build().state_dict())
 
 
 def name_of(tensors: Mapping[str, Tensor]) -> str | None:

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 from sparring import models
 from sparring.errors import UserError, did_you_mean
-from sparring.models.keys import in_words, problems, shapes_of
+from sparring.files.regular import irregular, require_regular
+from sparring.models.keys import in_words, problems, shapes_of, wrong_kinds
 from sparring.models.own import Make, call, copied, own_name, unnamed
 from sparring.training import checkpoint
 from sparring.weights import foreign, identify, shipped
@@ -28,6 +29,7 @@ from sparring.weights.identify import Identified, Normalisation
 Which = Literal["best", "last"]
 _log = logging.getLogger("sparring")
 HUB_WEIGHTS, HUB_CONFIG = "model.safetensors", "config.json"  # the names in a folder for a model hub
+_CONFIG = 2**20  # bytes of config.json: with the names of 1,000 classes it has 20 kB
 _SUFFIXES = (".safetensors", ".pt", ".pth", ".tar", ".ckpt", ".bin")
 
 
@@ -132,6 +134,7 @@ def load(
     network = replace(network, normalize=normalize)
 
     net = network.build()
+    _refuse_kinds(file.path, file.tensors, net.state_dict())
     state = {}
     for key, tensor in net.state_dict().items():
         if key in file.tensors and file.tensors[key].numel() == tensor.numel():
@@ -177,6 +180,8 @@ def locate(path: Path, which: str) -> Path:
         raise UserError(f"{path} is not a run folder: it holds no {which}.safetensors.{hint}")
     if (own := shipped.find(path)) is not None:
         return own
+    if path.is_symlink() and not path.exists():
+        require_regular(path)
     if not path.exists():
         siblings = [
             entry.name
@@ -221,11 +226,19 @@ def _load_own(
         wrong = in_words(problems(given[0], shapes_of(network.state_dict())))
         raise UserError(f"{file.path} does not hold the weights of {type(net).__name__} ({name}). {wrong}")
     network, tensors = fitting[0]
+    _refuse_kinds(file.path, tensors, network.state_dict())
     network.load_state_dict(tensors, strict=True)
     facts = {**{key: list(value) if key == "size" and value else value for key, value in sizes.items()}, "name": name}
     recorded = file.facts.get("model")
     about = {**(recorded if isinstance(recorded, dict) else {"normalize": normalize}), **facts}
     return Loaded(network.to(device).eval(), {**file.facts, "model": about}, file.notes)
+
+
+def _refuse_kinds(path: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
+    """Refuse whole numbers as weights: a damaged header can turn every weight into one without an error."""
+    wrong = in_words(wrong_kinds(tensors, state))
+    if wrong:
+        raise UserError(f"{path} is damaged: its weights are {wrong} Copy it again, or use another.")
 
 
 def _fits(network: nn.Module, tensors: Mapping[str, Tensor]) -> bool:
@@ -241,6 +254,7 @@ def read(path: Path) -> _File:
         published = foreign.read(path)
     else:
         own = checkpoint.load(path)
+        foreign.check_names(own.tensors, path)
         if "model" not in own.facts and path.name == HUB_WEIGHTS:
             own = replace(own, facts=_described_beside(path))
         if "model" in own.facts:
@@ -254,9 +268,12 @@ def read(path: Path) -> _File:
 
 def _described_beside(path: Path) -> dict[str, Any]:
     """What config.json says of the weights beside it, where huggingface_hub's mixin wrote both; else {}."""
+    beside = path.parent / HUB_CONFIG
+    if irregular(beside) or beside.stat().st_size > _CONFIG:
+        return {}
     try:
-        described = json.loads((path.parent / HUB_CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        described = json.loads(beside.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
         return {}
     model = described.get("model") if isinstance(described, dict) else None
     named = isinstance(model, dict) and isinstance(model.get("name"), str)  # else another library's
@@ -271,15 +288,18 @@ def _recorded(file: _File) -> dict[str, Any]:
     known = {key: model[key] for key in ("name", "num_classes", "channels", "size", "normalize") if model.get(key)}
     if isinstance(known.get("size"), list):
         known["size"] = tuple(known["size"])
+    if "normalize" in known and not _is_moments(known["normalize"]):
+        raise UserError(f"{file.path} is damaged: the normalisation it records is no (mean, std). Use another file.")
     return known
 
 
 def _is_moments(given: object) -> bool:
     if not isinstance(given, Sequence) or isinstance(given, str) or len(given) != 2:
         return False
-    return all(isinstance(part, Sequence) and not isinstance(part, str) for part in given) and len(given[0]) == len(
-        given[1]
-    )
+    mean, std = given
+    if not all(isinstance(part, Sequence) and not isinstance(part, str) for part in (mean, std)):
+        return False
+    return len(mean) == len(std) and all(isinstance(value, int | float) for value in (*mean, *std))
 
 
 def _agreed(path: Path, inside: Normalisation | None, given: Normalisation | None) -> Normalisation | None:
