@@ -22,7 +22,7 @@ from sparring.attacks import friendly_pgd
 from sparring.data import batches, count_batches, hold_out, load
 from sparring.objectives import Progress
 from sparring.seeds import generator
-from sparring.training import loop, run_folder
+from sparring.training import loop, run_folder, start
 from sparring.training.config import model_facts
 
 CPU, TURNS = torch.device("cpu"), 7
@@ -37,14 +37,14 @@ def main() -> None:
     steps = count_batches(len(training), config.batch_size)
 
     def ours() -> float:
-        state = loop.begin(config, model_facts(config, data), CPU)
-        engine = loop.engine_for(config, state, data, CPU, "auto")
+        state = start.begin(config, model_facts(config, data), CPU)
+        engine = start.engine_for(config, state, data, CPU, "auto")
         began = time.perf_counter()
         loop.one_epoch(state, config, engine, training, steps, [], lambda: None, None, lambda: False)
         return time.perf_counter() - began
 
     def bare() -> float:
-        state = loop.begin(config, model_facts(config, data), CPU)
+        state = start.begin(config, model_facts(config, data), CPU)
         model, optimizer = state.model.train(), state.optimizer
         began = time.perf_counter()
         for step, (x, y) in enumerate(batches(training, config.batch_size, seed=0, epoch=1)):

@@ -127,6 +127,7 @@ HOUSE: dict[str, list[str]] = {
         "distributed",
         "all_reduce",
         "sync_bn",
+        "start",
         "validation",
         "gpu_sharing",
         "resume",

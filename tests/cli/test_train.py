@@ -21,7 +21,7 @@ from sparring.errors import UserError
 from sparring.recipes import RECIPES, find
 from sparring.schedules import constant
 from sparring.training import run_folder
-from sparring.training.loop import pick_device
+from sparring.training.distributed import pick_device
 from tests.training.test_loop import same_run
 
 from .conftest import QUICK, start, write_images

@@ -16,7 +16,7 @@ from sparring.engine import select
 from sparring.engine.cuda_graphs import Captured, NotCapturable
 from sparring.objectives import FAT, TRADES, KTauPGD, NoAttack
 from sparring.schedules import parse
-from sparring.seeds import derive_seed
+from sparring.seeds import Draw, derive_seed
 from sparring.training import loop, run_folder
 from sparring.training.validation import validate
 from tests.attacks.conftest import images, network
@@ -250,7 +250,7 @@ def test_an_averaged_run(tmp_path, small):
     assert all(torch.equal(one.tensors[key], other.tensors[key]) for key in one.tensors)
     assert all(torch.equal(tensor, one.part("model")[name]) for name, tensor in model.state_dict().items())
     assert any(not torch.equal(tensor, one.part("model")[name]) for name, tensor in one.part("live").items())
-    held = hold_out(load("digits").train, config.validation, seed=derive_seed(config.seed, loop.Draw.HOLD_OUT))[1]
+    held = hold_out(load("digits").train, config.validation, seed=derive_seed(config.seed, Draw.HOLD_OUT))[1]
     natural, _ = validate(model, held, eps=config.validation_radius, seed=config.seed)
     assert natural == run_folder.read_metrics(tmp_path / "whole")[-1]["natural"]
 

@@ -18,7 +18,7 @@ from sparring.errors import RunFailed, UserError
 from sparring.objectives import OBJECTIVES
 from sparring.objectives.dat import FOSCPGD
 from sparring.schedules import constant, parse
-from sparring.training import checkpoint, loop, run_folder, state
+from sparring.training import checkpoint, loop, run_folder, start, state
 from sparring.training.config import model_facts as config_facts
 from sparring.training.config import with_objective
 from sparring.training.loop import Interrupted
@@ -116,7 +116,7 @@ def test_best_checkpoint_reproduces_its_metrics(tmp_path, small):
     best = checkpoint.load(tmp_path / "run" / run_folder.BEST)
     model = build("tiny_cnn", num_classes=10, channels=1, size=(8, 8))
     model.load_state_dict(best.part("model"))
-    _, held = hold_out(load("digits").train, small.validation, seed=derive_seed(small.seed, loop.Draw.HOLD_OUT))
+    _, held = hold_out(load("digits").train, small.validation, seed=derive_seed(small.seed, Draw.HOLD_OUT))
     natural, robust = loop.validate(model, held, eps=small.validation_radius, seed=small.seed)
     assert (natural, robust) == (best.facts["metrics"]["natural"], best.facts["metrics"]["pgd10"])
 
@@ -353,7 +353,7 @@ def test_last_batch_of_one_image_is_refused(tmp_path, small):
 def test_weights_are_initialised_without_cuda(tmp_path, small, monkeypatch):
     seeded = []
     monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded.append)
-    loop.begin(small, config_facts(small, load("digits")), torch.device("cpu"))
+    start.begin(small, config_facts(small, load("digits")), torch.device("cpu"))
     assert not seeded
 
 

@@ -49,14 +49,14 @@ def test_cat_measures_its_own_attack(lessons):
     """The k-accuracy of the last epoch: held-out images under PGD-k, at the attack's own radius and step size."""
     config, folder = lessons
     last = run_folder.read_metrics(folder)[-1]
-    held = hold_out(load("digits").train, config.validation, seed=loop.derive_seed(config.seed, loop.Draw.HOLD_OUT))
+    held = hold_out(load("digits").train, config.validation, seed=derive_seed(config.seed, Draw.HOLD_OUT))
     x, y = next(iter(batches(held[1], 500)))
     model = load_model(folder)
     numbers = config.objective.pgd(Progress(config.epochs, config.epochs)) | {"steps": last["steps"]}
     assert last["steps"] < config.objective.steps  # PGD-k, not PGD-K
 
     def accuracy(**numbers):
-        draws = generator(torch.device("cpu"), config.seed, loop.Draw.VALIDATION, 0)
+        draws = generator(torch.device("cpu"), config.seed, Draw.VALIDATION, 0)
         return (model(pgd(model, x, y, generator=draws, **numbers)).argmax(dim=1) == y).double().mean().item()
 
     assert last["own"] == accuracy(**numbers) != accuracy(**{**numbers, "steps": config.objective.steps})

@@ -8,8 +8,9 @@ import torch
 from sparring.data import load
 from sparring.engine import WeightAverage
 from sparring.errors import UserError
-from sparring.training import checkpoint, loop, run_folder
+from sparring.training import checkpoint, run_folder
 from sparring.training.config import model_facts
+from sparring.training.start import begin
 from sparring.training.state import Saver, restore
 
 CPU = torch.device("cpu")
@@ -17,7 +18,7 @@ CPU = torch.device("cpu")
 
 def start(config):
     facts = model_facts(config, load("digits"))
-    return loop.begin(config, facts, CPU), facts
+    return begin(config, facts, CPU), facts
 
 
 def test_best_is_copied_and_written_with_the_next_save(tmp_path, small):

@@ -26,7 +26,7 @@ from sparring.data import Dataset
 from sparring.engine import Engine, EngineKind
 from sparring.errors import UserError
 from sparring.seeds import generator
-from sparring.training import loop, run_folder
+from sparring.training import run_folder, start
 from sparring.training.config import Config, to_json
 from sparring.training.gpu_sharing import fair_share
 
@@ -130,7 +130,7 @@ class Benchmark:
         if self.engine.runner is None:
             return [("", "the plain path is the reference: nothing to compare")]
         exact = replace(self.config, precision="fp32")
-        state = loop.begin(exact, self.training.facts, self.device)
+        state = start.begin(exact, self.training.facts, self.device)
         state.model.load_state_dict(self.state.model.state_dict())
         allowed = torch.backends.cudnn.allow_tf32
         torch.backends.cudnn.allow_tf32 = False
@@ -209,8 +209,8 @@ class Benchmark:
         """
         self._warm_up()
         kept_state = {name: tensor.clone() for name, tensor in self.state.model.state_dict().items()}
-        state = loop.begin(self.config, self.training.facts, self.device)
-        plain = loop.engine_for(self.config, state, self.data, self.device, "plain")
+        state = start.begin(self.config, self.training.facts, self.device)
+        plain = start.engine_for(self.config, state, self.data, self.device, "plain")
         kept: list[dict[str, Any]] = []
         rows: Rows = []
         if self.engine.runner is None:

@@ -23,7 +23,7 @@ from sparring.data import Dataset
 from sparring.engine import EngineKind
 from sparring.engine.cuda_graphs import reason
 from sparring.errors import UserError
-from sparring.training import loop
+from sparring.training import start
 from sparring.training.config import Config
 
 # Parts whose absence means torch.compile come last: they take longest to prepare.
@@ -186,7 +186,7 @@ class _Ablation:
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
-        training.state = loop.begin(self.config, training.facts, self.device)
+        training.state = start.begin(self.config, training.facts, self.device)
         training.state.model.load_state_dict(self.weights)
         training.engine = engine_for(self.config, training.state, self.data, self.device, self.kind, without)
         training.state.model.train()

@@ -22,7 +22,7 @@ from sparring.engine.update.exchange import statistics
 from sparring.objectives import KTauPGD, Progress
 from sparring.schedules import constant
 from sparring.seeds import generator
-from sparring.training import loop
+from sparring.training import start
 from sparring.training.all_reduce import Mean
 from sparring.training.config import Config, model_facts
 from sparring.training.distributed import ALONE, World
@@ -90,9 +90,9 @@ def measure(
     how: dict[str, Any] = {"repeats": repeats}
     seconds: dict[str, float] = {}
     for name, group in (("alone", ALONE), ("together", world)):
-        state = loop.begin(config, facts, device)
+        state = start.begin(config, facts, device)
         wide = replace(config, batch_size=size * group.size)
-        engine = loop.engine_for(wide, state, data, device, kind, world=group)
+        engine = start.engine_for(wide, state, data, device, kind, world=group)
         state.model.train()
         exchange = engine.exchange if isinstance(engine.exchange, Mean) else None
         if exchange is not None:

@@ -20,7 +20,7 @@ from sparring.models import forward_flops
 from sparring.objectives import FAT, KTauPGD, Progress
 from sparring.schedules import constant
 from sparring.seeds import generator
-from sparring.training import loop
+from sparring.training import loop, start
 from sparring.training.config import Config, model_facts
 from sparring.training.state import State, Tally
 
@@ -52,7 +52,7 @@ class TimedTraining:
         self.training = Split(training.x[:count], training.y[:count]).to(device)
         self.facts = model_facts(config, data)
         self.awp = max(config.awp.values())
-        self.state = loop.begin(config, self.facts, device)
+        self.state = start.begin(config, self.facts, device)
         began = time.time()
         self.engine = engine_for(config, self.state, data, device, kind, without)
         x, y = self.batch(0)
@@ -137,4 +137,4 @@ def engine_for(
     rehearse: bool = True,
 ) -> Engine:
     """The engine of a training run; or the same without some of its hand-written parts, or without its update."""
-    return loop.engine_for(config, state, data, device, kind, without=without, rehearse=rehearse)
+    return start.engine_for(config, state, data, device, kind, without=without, rehearse=rehearse)

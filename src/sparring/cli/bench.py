@@ -33,8 +33,7 @@ from sparring.errors import RunFailed, UserError, unknown
 from sparring.training import run_folder, torchrun
 from sparring.training.checkpoint import write_text
 from sparring.training.config import Config
-from sparring.training.distributed import Backend, World, joined
-from sparring.training.loop import pick_device
+from sparring.training.distributed import Backend, World, joined, pick_device
 
 DESCRIPTION = """How fast training is here: attack steps, updates, real epochs, and the plain paths in the same run.
 

@@ -23,7 +23,7 @@ from sparring.paper.bound import SURROGATE, Bound, Estimate, estimate
 from sparring.paper.extremes import Strongest
 from sparring.training import run_folder
 from sparring.training.checkpoint import write_text
-from sparring.training.loop import pick_device
+from sparring.training.distributed import pick_device
 
 DESCRIPTION = f"""Theorem 1 of the paper, checked: adversarial risk <= friendly bound <= conventional bound?
 

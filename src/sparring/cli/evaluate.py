@@ -33,8 +33,7 @@ from sparring.evaluation.sanity.checks import WHY
 from sparring.evaluation.sanity.explain import page
 from sparring.training import run_folder
 from sparring.training.checkpoint import read_facts, write_text
-from sparring.training.distributed import Backend, World, joined
-from sparring.training.loop import pick_device
+from sparring.training.distributed import Backend, World, joined, pick_device
 
 DESCRIPTION = """Measure how well a model withstands attack. The same command continues an interrupted evaluation.
 

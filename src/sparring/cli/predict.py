@@ -22,7 +22,7 @@ from sparring.cli.console import Screen
 from sparring.errors import UserError
 from sparring.seeds import generator
 from sparring.training import run_folder
-from sparring.training.loop import pick_device
+from sparring.training.distributed import pick_device
 
 DESCRIPTION = """Predict the classes of image files. They are scaled and cropped as training on a folder does it.
 

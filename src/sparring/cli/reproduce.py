@@ -34,8 +34,8 @@ from sparring.paper.render import draw
 from sparring.paper.specs import Item, Robustness
 from sparring.seeds import check_seed
 from sparring.training.checkpoint import write_text
+from sparring.training.distributed import pick_device
 from sparring.training.gpu_sharing import run_together
-from sparring.training.loop import pick_device
 from sparring.training.signals import stopping
 
 DESCRIPTION = """Reproduce a table or figure of the paper, beside the paper's own numbers. Finished runs are reused,

@@ -21,7 +21,7 @@ from sparring.cli.sweep_file import Run, Sweep, read, runs
 from sparring.errors import RunFailed, UserError
 from sparring.launch import local
 from sparring.launch.slurm import DEFAULT, Slurm, states, submitted
-from sparring.training.loop import pick_device
+from sparring.training.distributed import pick_device
 from sparring.training.signals import stopping
 
 DESCRIPTION = """Train every combination of recipes, overrides and seeds that a file of TOML declares. All of them are

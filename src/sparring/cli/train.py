@@ -27,8 +27,8 @@ from sparring.objectives import OBJECTIVES, Objective
 from sparring.training import run_folder, torchrun
 from sparring.training.advice import notes
 from sparring.training.config import Config, flat_written, spelled, with_objective
-from sparring.training.distributed import Backend, World, joined
-from sparring.training.loop import Interrupted, pick_device, train
+from sparring.training.distributed import Backend, World, joined, pick_device
+from sparring.training.loop import Interrupted, train
 from sparring.training.resume import finished
 from sparring.training.signals import stopping
 

@@ -23,7 +23,7 @@ from sparring.recipes import find
 from sparring.training import loop, run_folder, torchrun
 from sparring.training.advice import notes
 from sparring.training.config import Config
-from sparring.training.distributed import joined
+from sparring.training.distributed import joined, pick_device
 from sparring.training.optimisers import OWN, MakeOptimizer, check_callable
 from sparring.training.progress import TrainingBar
 from sparring.training.resume import finished
@@ -114,7 +114,7 @@ def train(
         near = did_you_mean(unknown[0], (*vars(config), *inspect.signature(train).parameters))
         raise UserError(f"train and Config have no {unknown[0]!r}.{near} Config has: {', '.join(vars(config))}.")
     where = {"device": str(device), "engine": str(engine)}  # a run folder keeps neither
-    device = loop.pick_device(str(device))
+    device = pick_device(str(device))
     images: Dataset | None = None
     if data is not None:
         images, changes = _own(data, changes)

@@ -78,6 +78,24 @@ def local_device(name: str, backend: Backend = "auto") -> str:
     return f"cuda:{place % there}"
 
 
+def pick_device(name: str, backend: Backend = "auto") -> torch.device:
+    """The device of that name, checked to exist. Of the processes of one machine, each has a GPU of its own."""
+    name = local_device(name, backend)
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"unknown device {name!r}. Write auto, cpu, cuda or cuda:N.") from None
+    if device.type not in ("cpu", "cuda"):
+        raise UserError(f"device {name!r} is not supported. Write auto, cpu, cuda or cuda:N.")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UserError(
+            f"device {name!r} does not exist: there are {torch.cuda.device_count()} CUDA devices. Use --device cpu."
+        )
+    return device
+
+
 @dataclass(frozen=True, eq=False)
 class World:
     """The processes of a run, as seen by one of them. The one of a run by itself exchanges nothing."""

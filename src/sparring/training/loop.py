@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -33,39 +33,36 @@ from sparring.data import (
     Passing,
     Split,
     Training,
-    as_pixels,
     cannot_seek,
     count_steps,
     load,
-    mixes_labels,
     training_batches,
 )
 from sparring.engine import Engine
 from sparring.engine.update.exchange import statistics
-from sparring.errors import RunFailed, UserError, unknown
+from sparring.errors import RunFailed, unknown
 from sparring.models import own
 from sparring.objectives import Progress
 from sparring.schedules import constant
-from sparring.seeds import Draw, batch_generator, derive_seed, seeded
-from sparring.shares import Share
-from sparring.training import optimisers, run_folder
+from sparring.seeds import Draw, batch_generator
+from sparring.training import run_folder
 from sparring.training.all_reduce import Mean
 from sparring.training.checkpoint import checksum, read_facts
 from sparring.training.config import Config, model_facts
 from sparring.training.config import to_json as config_json
-from sparring.training.distributed import ALONE, Backend, World, local_device
+from sparring.training.distributed import ALONE, World
 from sparring.training.images import images_of
 from sparring.training.initial import Initial, begin_from
 from sparring.training.optimisers import OWN, MakeOptimizer
 from sparring.training.resume import continued, read_initial
+from sparring.training.start import begin, check_parts, engine_for, own_draws, soft
 from sparring.training.state import NoSaver, Saver, State, Tally, restore
-from sparring.training.sync_bn import separate, synchronise
+from sparring.training.sync_bn import separate
 from sparring.training.trackers import Trackers, follow
 from sparring.training.tracking import Tracker
 from sparring.training.validation import accuracies, predicts_one_class, validate
 
 _log = logging.getLogger("sparring")
-_PROBE = 64  # training images on which the engine checks its copy of the network
 SAVE_EVERY = 300.0  # seconds between checkpoints within an epoch: about the most that a power cut can cost
 SAVE_AT_ENDS = 20.0  # seconds before the end of another epoch is worth a checkpoint: a GPU trains one in 4 s
 
@@ -226,24 +223,6 @@ def train(
         return parts.judged().model.eval()
 
 
-def pick_device(name: str, backend: Backend = "auto") -> torch.device:
-    """The device of that name, checked to exist. Of the processes of one machine, each has a GPU of its own."""
-    name = local_device(name, backend)
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise UserError(f"unknown device {name!r}. Write auto, cpu, cuda or cuda:N.") from None
-    if device.type not in ("cpu", "cuda"):
-        raise UserError(f"device {name!r} is not supported. Write auto, cpu, cuda or cuda:N.")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UserError(
-            f"device {name!r} does not exist: there are {torch.cuda.device_count()} CUDA devices. Use --device cpu."
-        )
-    return device
-
-
 def one_epoch(
     state: State,
     config: Config,
@@ -323,14 +302,10 @@ def one_epoch(
 
 def targets(config: Config, classes: int) -> Callable[[Batch], Tensor]:
     """What an update is told of a batch's labels: class numbers, or soft targets where labels are smoothed or mixed."""
-    if not _soft(config):
+    if not soft(config):
         return lambda batch: batch.y
     smoothing = config.label_smoothing
     return lambda batch: soft_targets(batch.y, classes, smoothing=smoothing, other=batch.other, share=batch.share)
-
-
-def _soft(config: Config) -> bool:
-    return config.label_smoothing > 0 or mixes_labels(config.augment)
 
 
 def _record(
@@ -377,140 +352,3 @@ def unexchanged(model: nn.Module) -> list[Tensor]:
     """The buffers that no update exchanges."""
     exchanged = {id(buffer) for buffer in statistics(model)}
     return [buffer for buffer in model.buffers() if id(buffer) not in exchanged]
-
-
-def own_draws(
-    config: Config, device: torch.device, epoch: int, step: int, rank: int = 0
-) -> AbstractContextManager[None]:
-    """Seeds, inside a block, for what a network of the caller's own draws (dropout). Built-in ones draw nothing.
-
-    Such draws belong to the process, not to the image: with another number of processes they are others.
-    """
-    if models.built_in(config.model):
-        return nullcontext()
-    return seeded(device, config.seed, Draw.NETWORK, epoch, step, *((rank,) if rank else ()))
-
-
-def begin(
-    config: Config,
-    facts: dict[str, Any],
-    device: torch.device,
-    *,
-    model: nn.Module | own.Make | None = None,
-    optimizer: MakeOptimizer | None = None,
-    fetch: bool = True,
-) -> State:
-    """The state of a new run: weights drawn from the seed, or those of a copy of the caller's own `model`.
-
-    The global random state is left alone. `fetch`: whether pretrained weights are needed.
-    """
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(derive_seed(config.seed, Draw.WEIGHTS))  # the CPU's; CUDA's is untouched
-        network = _network(facts, model, fetch).to(device)
-    if not models.built_in(config.model):
-        with own_draws(config, device, 0, 0):
-            given = {name: facts[name] for name in ("num_classes", "channels")}
-            models.check_network(network, **given, size=tuple(facts["size"]))
-        if config.ema:
-            own.copied(network)  # the average is a copy: refuse here what cannot be copied
-    tally, classes = Tally.empty(device), facts["num_classes"]
-    if optimizer is not None:
-        made = optimisers.own(optimizer, network)
-        return State(network, made, tally, classes=classes, made=optimisers.numbers(made))
-    built = optimisers.named(
-        config.optimizer,
-        network,
-        lr=config.lr.at(1, config.epochs),
-        momentum=config.momentum,
-        weight_decay=config.weight_decay,
-        nesterov=config.nesterov,
-        no_decay=config.no_decay,
-    )
-    return State(network, built, tally, classes=classes)
-
-
-def _network(facts: dict[str, Any], model: nn.Module | own.Make | None, fetch: bool) -> nn.Module:
-    """The network that facts describe, or the caller's own behind their normalisation."""
-    if facts["normalize"] and models.has_weights(facts["name"]):
-        raise UserError(f"{facts['name']} brings the normalisation of its weights. Leave out --normalize.")
-    sizes = {"num_classes": facts["num_classes"], "channels": facts["channels"], "size": tuple(facts["size"])}
-    if model is None:
-        return models.build(facts["name"], **sizes, normalize=facts["normalize"], pretrained=fetch)
-    if not isinstance(model, nn.Module):
-        return models.with_normalisation(own.call(model, facts["name"], **sizes), facts["normalize"], sizes["channels"])
-    return models.with_normalisation(own.copied(model), facts["normalize"], sizes["channels"])
-
-
-def engine_for(
-    config: Config,
-    state: State,
-    data: Dataset,
-    device: torch.device,
-    kind: engines.EngineKind,
-    *,
-    world: World = ALONE,
-    **how: Any,
-) -> Engine:
-    """The engine that trains what `config` says; `how` goes to `engine.prepare` as it is."""
-    if world.grouped:
-        how = {"exchange": Mean(world, device, state.model), **how}
-    if config.sync_bn and world.grouped:
-        synchronise(state.model, world)
-        how = {"plain_because": "batch-norm is synchronised", **how}
-    return engines.prepare(
-        state.model,
-        state.optimizer,
-        config.objective.loss,
-        batch=world.share.size(config.batch_size),
-        shape=(data.channels, *data.size),
-        classes=data.num_classes,
-        device=device,
-        half=config.precision == "bf16",
-        kind=kind,
-        ema=config.ema,
-        images=as_pixels(data.train.head(_PROBE).x.to(device)),
-        fixed_sizes=config.objective.fixed_sizes,
-        soft=_soft(config),
-        clip=config.clip,
-        norm=config.objective.norm,
-        **how,
-    )
-
-
-def check_parts(model: nn.Module, training: Training, config: Config, world: World) -> None:
-    """Refuse batches that leave a process without images, or batch-norm with one image."""
-    size, full = config.batch_size, min(config.batch_size, len(training))
-    if isinstance(training, Passing) and world.size > 1:
-        if not training.repeats:
-            raise UserError(
-                "this loader gives other batches in every pass, so that processes would not see the same. Give a "
-                "map-style Dataset, or let its draws come from torch, numpy or random."
-            )
-        if config.sync_bn:
-            raise UserError("--sync-bn needs batches of one size, which a loader's own need not be. Give a Dataset.")
-    if isinstance(training, Passing):
-        size = full = training.largest
-    if Share(world.size - 1, world.size).size(full) == 0:
-        raise UserError(
-            f"a batch of {full} images leaves some of {world.size} processes without two images. Use --batch-size "
-            f"{2 * world.size} or more, or fewer processes."
-        )
-    if not isinstance(training, Passing):
-        _check_last_batch(model, len(training), size)
-    last = len(training) % size or size
-    if config.sync_bn and not isinstance(training, Passing) and Share(world.size - 1, world.size).size(last) == 0:
-        raise UserError(
-            f"--sync-bn needs two images on every process in every batch, and the last of {len(training)} images has "
-            f"{last} for {world.size} processes. Use another --batch-size."
-        )
-
-
-def _check_last_batch(model: nn.Module, images: int, batch_size: int) -> None:
-    """Refuse a last batch of one image: batch-norm has no statistics of one value."""
-    normalised = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
-    if normalised and (batch_size == 1 or images % batch_size == 1):
-        larger = next((size for size in range(batch_size + 1, images + 1) if images % size != 1), images)
-        raise UserError(
-            f"the last batch of {images} training images would hold one image, and batch-norm needs two. "
-            f"Use --batch-size {larger}."
-        )
