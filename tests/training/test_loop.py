@@ -110,7 +110,7 @@ def test_run_folder_holds_all_files(tmp_path, small):
 def test_best_checkpoint_reproduces_its_metrics(tmp_path, small):
     from sparring.data import hold_out
     from sparring.models import build
-    from sparring.seeds import derive_seed
+    from sparring.seeds import Draw, derive_seed
 
     loop.train(small, tmp_path / "run", tensorboard=False)
     best = checkpoint.load(tmp_path / "run" / run_folder.BEST)
