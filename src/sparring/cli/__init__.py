@@ -25,7 +25,7 @@ from sparring.training import signals, torchrun
 COMMANDS = {
     "demo": (
         "sparring.cli.demo",
-        "train three models on digits in half a minute and compare them",
+        "train three models on digits in about a minute and compare them",
     ),
     "train": ("sparring.cli.train", "train a model from a recipe, on a built-in data set or your own images"),
     "sweep": ("sparring.cli.sweep", "train many runs of a recipe, on this machine or a Slurm cluster"),
