@@ -16,7 +16,7 @@ HOUSE: dict[str, list[str]] = {
     "seeds": [],
     "shares": [],
     "schedules": [],
-    "files": ["regular", "opcodes"],
+    "files": ["regular", "schema", "json_text", "opcodes"],
     "attacks": [
         "threat",
         "checks",
