@@ -16,7 +16,7 @@ HOUSE: dict[str, list[str]] = {
     "seeds": [],
     "shares": [],
     "schedules": [],
-    "files": ["regular", "schema", "json_text", "opcodes"],
+    "files": ["regular", "schema", "json_text", "digests", "opcodes"],
     "attacks": [
         "threat",
         "checks",
@@ -115,6 +115,8 @@ HOUSE: dict[str, list[str]] = {
         "advice",
         "images",
         "lengthen",
+        "held_folder",
+        "schemas",
         "checkpoint",
         "initial",
         "run_folder",

@@ -16,19 +16,12 @@ from sparring.cli import compare, main
 from sparring.data import load
 from sparring.evaluation import Result
 from sparring.training import run_folder
+from tests.doctored import doctor, replaced
 
 
 def edit(folder: Path, *, number: float = 0.0, **changes) -> None:
     """Change a run's configuration (attack_tau for attack.tau), and raise its last natural accuracy."""
-    path = folder / run_folder.CONFIG
-    facts = json.loads(path.read_text())
-    for name, value in changes.items():
-        block = facts["config"]["attack"] if name.startswith("attack_") else facts["config"]
-        block[name.removeprefix("attack_")] = value
-    path.write_text(json.dumps(facts))
-    records = run_folder.read_metrics(folder)
-    records[-1] |= {"natural": 0.5 + number, "pgd10": 0.9}
-    (folder / run_folder.METRICS).write_text("".join(json.dumps(record) + "\n" for record in records))
+    doctor(folder, replaced(**changes), lambda records: records[-1].update(natural=0.5 + number, pgd10=0.9))
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +88,7 @@ def test_unfinished_and_damaged_runs_are_one_line_each(sparring, runs):
     assert "unfinished: runs/b-seed0 (2 of 5 epochs, natural 50.00 %, PGD-10 90.00 %)" in said.out
     assert "unfinished: runs/young (0 of 2 epochs)" in said.out
     assert said.out.count("damaged, left out: runs/torn/config.json is damaged") == 1
-    assert said.out.count("damaged, left out: runs/cut/metrics.jsonl is damaged: a record lacks its numbers.") == 1
+    assert said.out.count("damaged, left out: runs/cut/metrics.jsonl was edited or damaged: ") == 1
     as_csv = sparring("compare", "runs", "--csv")
     assert as_csv.code == 0 and as_csv.err.count("damaged, left out") == 2
     assert {row["status"] for row in csv.DictReader(io.StringIO(as_csv.out))} == {"finished", "unfinished"}

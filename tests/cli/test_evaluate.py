@@ -20,6 +20,7 @@ from sparring import weights
 from sparring.cli import evaluate as command
 from sparring.evaluation.sanity.checks import WHY
 from sparring.training import run_folder
+from tests.doctored import doctor, replaced
 
 from .conftest import QUICK, start, write_images
 
@@ -65,9 +66,7 @@ def test_another_radius_than_in_training_is_noted(sparring, run):
 
 def test_an_unfinished_run_is_noted(sparring, run):
     assert "note: " not in sparring("evaluate", run, *FAST, "--eps", "0.3").out
-    written = json.loads((run / run_folder.CONFIG).read_text())
-    written["config"]["epochs"] = 9
-    (run / run_folder.CONFIG).write_text(json.dumps(written))
+    doctor(run, replaced(epochs=9))
     said = " ".join(sparring("evaluate", run, *FAST, "--eps", "0.3").out.split())
     assert f"note: {run} has trained 2 of 9 epochs. To finish it: sparring train --out {run} --resume" in said
     (run / run_folder.CONFIG).write_text("{")  # the weights record what they are

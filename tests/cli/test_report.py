@@ -19,6 +19,7 @@ from sparring.report.content import Method
 from sparring.report.gather import methods
 from sparring.report.page import table
 from sparring.training import run_folder
+from tests.doctored import doctor, replaced
 from tests.paper.tiny import COURSE, TABLE
 from tests.report.test_page import CHROMIUM, Reader, make_path
 
@@ -102,8 +103,7 @@ def test_the_page_gives_hardware_interruptions_and_validation_images(sparring, e
 def test_missing_data_cost_only_the_strips(sparring, evaluated, tmp_path):
     folder = tmp_path / "moved"
     shutil.copytree(evaluated, folder)
-    text = (folder / "config.json").read_text()
-    (folder / "config.json").write_text(text.replace('"digits"', '"npz:gone.npz"'))
+    doctor(folder, replaced(data="npz:gone.npz"))
     assert sparring("report", folder).code == 0
     assert "No attack is shown: no such file: gone.npz" in page()[1].text
 
@@ -166,9 +166,8 @@ def fake_strips(monkeypatch, found):
 def test_strips_are_of_the_most_robust_run_that_has_any(sparring, finished, tmp_path, monkeypatch):
     names = ["third", "first", "second"]
     for accuracy, name in zip((0.9, 0.2, 0.5), names, strict=True):
-        records = run_folder.read_metrics(shutil.copytree(finished, tmp_path / "all" / name))
-        lines = "".join(json.dumps({**record, "pgd10": accuracy}) + "\n" for record in records)
-        (tmp_path / "all" / name / run_folder.METRICS).write_text(lines)
+        folder = shutil.copytree(finished, tmp_path / "all" / name)
+        doctor(folder, records=lambda records, pgd10=accuracy: [record.update(pgd10=pgd10) for record in records])
     gone = UserError("no such file: gone.npz.")
     asked = fake_strips(monkeypatch, {"first": [make_path()], "second": [], "third": gone})
     assert sparring("report", "all").code == 0

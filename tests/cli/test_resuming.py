@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 from sparring.training import run_folder
+from tests.doctored import doctor, replaced
 
 from .conftest import QUICK
 
@@ -24,10 +25,7 @@ def test_missing_checkpoint_is_reported(sparring, finished, tmp_path):
 def test_changed_network_is_refused(sparring, tmp_path):
     folder = Path(tmp_path / "run")
     assert sparring("train", *QUICK, "--out", folder).code == 0
-    text = (folder / run_folder.CONFIG).read_text()
-    (folder / run_folder.CONFIG).write_text(
-        text.replace('"tiny_cnn"', '"small_cnn"').replace('"epochs": 2', '"epochs": 3')
-    )
+    doctor(folder, replaced(model="small_cnn", epochs=3))
     sparring("train", "--out", folder, "--resume").user_error("holds another network than SmallCNN")
 
 

@@ -171,7 +171,7 @@ def test_resuming_a_finished_run_changes_nothing(sparring, finished, tmp_path):
         (run_folder.CONFIG, b"[]", "is damaged"),
         (run_folder.CONFIG, b'{"config": 3}', "is damaged"),
         (run_folder.CONFIG, b'{"config": {"attack": 3}}', "is damaged"),
-        (run_folder.CONFIG, b'{"config": {"colour": 3}}', "not written by this version"),
+        (run_folder.CONFIG, b'{"config": {"colour": 3}}', "is damaged"),
         (run_folder.CONFIG, b"\xff\xfe", "is damaged"),
         (run_folder.ENVIRONMENT, b"{", "is damaged. Delete it"),
         (run_folder.ENVIRONMENT, b"3", "is damaged. Delete it"),

@@ -23,6 +23,7 @@ from sparring.training.config import model_facts as config_facts
 from sparring.training.config import with_objective
 from sparring.training.loop import Interrupted
 from sparring.weights import load_model
+from tests.doctored import doctor, replaced
 
 TIMES = {"seconds", "images_per_second"}  # all that may differ between two runs of one configuration
 
@@ -333,9 +334,7 @@ def test_interruption_between_best_and_last_keeps_the_newer_best(tmp_path, small
     best = checkpoint.load(tmp_path / "run" / run_folder.BEST)
     lost = best.facts["metrics"] | {"epoch": 2, "pgd10": 1.0}
     run.save(run_folder.BEST, best.tensors, best.facts | {"epoch": 2, "metrics": lost})
-    (tmp_path / "run" / run_folder.CONFIG).write_text(
-        (tmp_path / "run" / run_folder.CONFIG).read_text().replace('"epochs": 1', '"epochs": 2')
-    )
+    doctor(tmp_path / "run", replaced(epochs=2))
     loop.train(replace(small, epochs=2), tmp_path / "run", resume=True, tensorboard=False)
     last = run_folder.open_run(tmp_path / "run").last()
     assert last is not None and last.facts["best"] == lost

@@ -134,20 +134,6 @@ def test_every_setting_reaches_the_update(whole):
     assert not any(torch.equal(one, other) for index, one in enumerate(ends) for other in ends[:index])
 
 
-def test_old_checkpoint_with_momenta_is_continued(tmp_path, tiny, few, whole):
-    steps = iter(range(1000))
-    with pytest.raises(Interrupted):
-        loop.train(tiny, tmp_path / "old", data=few, tensorboard=False, stop=lambda: next(steps) == 7)
-    last = tmp_path / "old" / run_folder.LAST
-    saved = checkpoint.load(last)
-    names = {name: name.replace("optimizer.momentum_buffer.", "momentum.") for name in saved.tensors}
-    assert names["optimizer.momentum_buffer.conv1.weight"] == "momentum.conv1.weight"
-    facts = {key: value for key, value in saved.facts.items() if key != "optimizer"}
-    checkpoint.save(last, {names[name]: tensor for name, tensor in saved.tensors.items()}, facts)
-    loop.train(tiny, tmp_path / "old", data=few, resume=True, tensorboard=False)
-    same_run(whole("sgd", "plain"), tmp_path / "old")
-
-
 def test_own_rate_and_given_schedule(tmp_path):
     """Without `lr` the optimiser's own rate stays; with one, groups keep their ratio to the first."""
     quick = {"epochs": 1, "batch_size": 512, "device": "cpu", "objective": sparring.Standard()}

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from sparring.errors import UserError
-from sparring.training import loop, run_folder
+from sparring.training import held_folder, loop, run_folder
 
 
 def test_create_and_open(tmp_path, small):
@@ -78,8 +78,8 @@ def test_folder_is_locked_during_training(tmp_path, small):
     code = """
 import sys, time
 from pathlib import Path
-from sparring.training import run_folder
-with run_folder.claimed(Path(sys.argv[1])):
+from sparring.training import held_folder
+with held_folder.claimed(Path(sys.argv[1])):
     print("mine", flush=True)
     time.sleep(60)
 """
@@ -92,7 +92,7 @@ with run_folder.claimed(Path(sys.argv[1])):
     finally:
         other.kill()
         other.communicate()
-    with run_folder.claimed(folder):  # a dead process holds no lock
+    with held_folder.claimed(folder):  # a dead process holds no lock
         assert list(folder.iterdir()) == []
 
 
@@ -101,7 +101,7 @@ def test_file_system_without_locks_works(tmp_path, monkeypatch):
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr("fcntl.flock", none)
-    with run_folder.claimed(tmp_path / "run"):
+    with held_folder.claimed(tmp_path / "run"):
         assert (tmp_path / "run").is_dir()
 
 

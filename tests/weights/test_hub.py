@@ -14,6 +14,7 @@ from torch import nn
 
 from sparring import models, weights
 from sparring.errors import UserError
+from sparring.files.digests import sealed
 from sparring.training import checkpoint
 from sparring.weights import load_model
 from sparring.weights.model_card import model_card
@@ -35,7 +36,8 @@ def run(tmp_path: Path, model: nn.Module) -> Path:
     folder = tmp_path / "a run"
     (folder / "evaluation").mkdir(parents=True)
     config = {"objective": "fat", "attack": {"eps": 0.3, "step_size": 0.1, "steps": 10, "tau": "1"}}
-    (folder / "config.json").write_text(json.dumps({"recipe": "fat-digits", "config": config}))
+    written = sealed({"recipe": "fat-digits", "sparring": "0.x", "config": config})
+    (folder / "config.json").write_text(json.dumps(written))
     tensors = {f"model.{key}": value for key, value in model.state_dict().items()}
     network = {**described("tiny_cnn", **TINY, normalize=[[0.3], [0.2]]), "classes": CLASSES}
     facts = {"model": network, "data": "folder:/home/me/secret/photos", "epoch": 3, "recipe": "fat-digits"}

@@ -250,12 +250,15 @@ def test_facts_are_json(tmp_path: Path, tiny: nn.Module) -> None:
 
 
 def test_whole_numbers_are_not_weights(tmp_path: Path, tiny: nn.Module) -> None:
-    """A header whose F32 became I32 has the same bytes and checksum; every logit would be wrong without a word."""
+    """A header whose F32 became I32 has the same bytes; every logit would be wrong without a word."""
     path = tmp_path / "m.safetensors"
     described_as = {"model": {"name": "tiny_cnn", **TINY, "size": [8, 8], "normalize": None}}
     checkpoint.save(path, tiny.state_dict(), described_as)
     load_model(path)
     path.write_bytes(path.read_bytes().replace(b'"F32"', b'"I32"'))
+    with pytest.raises(UserError, match="is damaged: its tensors do not match their checksum"):
+        load_model(path)
+    checkpoint.save(path, {key: value.int() for key, value in tiny.state_dict().items()}, described_as)
     with pytest.raises(UserError, match=r"is damaged: its weights are not floating point: .*\(int32\)"):
         load_model(path)
     with pytest.raises(UserError, match="not floating point"):

@@ -27,8 +27,8 @@ class Damaged(UserError):
     """A file was read, and is not what it should be."""
 
 
-def read_text(path: Path, *, most: int = MOST) -> str:
-    """The text of a regular file of at most `most` bytes.
+def read_text(path: Path, *, most: int = MOST, errors: str = "strict") -> str:
+    """The text of a regular file of at most `most` bytes; `errors` as in `bytes.decode`.
 
     Raises:
         Unreadable: there is no such file, or reading it failed.
@@ -48,7 +48,7 @@ def read_text(path: Path, *, most: int = MOST) -> str:
     if len(content) > most:
         raise Damaged(f"{path} is damaged: it is longer than {most:,} bytes. Restore it from a copy.")
     try:
-        return content.decode("utf-8")
+        return content.decode("utf-8", errors)
     except UnicodeDecodeError:
         raise Damaged(f"{path} is damaged: it is not UTF-8. Restore it from a copy.") from None
 

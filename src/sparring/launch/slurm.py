@@ -25,7 +25,7 @@ from sparring.errors import UserError
 from sparring.launch import job
 from sparring.launch.unit import Unit
 from sparring.training.checkpoint import write_text
-from sparring.training.run_folder import claimed
+from sparring.training.held_folder import claimed
 
 JOBS = "jobs.json"
 NOTICE = 90  # seconds between the signal and a job's end; a run saves after its step

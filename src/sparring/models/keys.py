@@ -1,13 +1,13 @@
-"""Do tensors fit a network? Compared by their names and shapes, and told in words.
+"""Do tensors fit a network? Compared by their names, shapes and kinds, and told in words.
 
 Must not know what the names mean.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
-from torch import Tensor
+from torch import Tensor, nn
 
 Shapes = Mapping[str, tuple[int, ...]]
 FIRST_FEW = 3  # keys named in a message; the rest are counted
@@ -33,6 +33,21 @@ def wrong_kinds(tensors: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> I
         if key in tensors and wanted.is_floating_point() and not tensors[key].is_floating_point():
             dtype = str(tensors[key].dtype).removeprefix("torch.")
             yield "not floating point", f"{key} ({dtype})"
+
+
+def not_finite(tensors: Mapping[str, Tensor], free: Collection[str] = ()) -> Iterator[tuple[str, str]]:
+    """(kind of problem, key) for each tensor with values that are NaN or infinite; those of `free` may be infinite."""
+    for key, tensor in tensors.items():
+        if tensor.is_floating_point():
+            wrong = int((tensor.isnan() if key in free else ~tensor.isfinite()).sum())
+            if wrong:
+                yield "not finite", f"{key} ({wrong} of {tensor.numel()} values)"
+
+
+def masks(model: nn.Module) -> set[str]:
+    """The buffers that may hold infinite values, as a mask of attention does: all but statistics of batch-norm."""
+    names = {name for name, _ in model.named_buffers()}
+    return {name for name in names if not name.endswith(("running_mean", "running_var"))}
 
 
 def in_words(found: Iterable[tuple[str, str]]) -> str:

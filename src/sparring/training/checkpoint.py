@@ -2,7 +2,8 @@
 
 The file holds numbers and JSON: loading it runs no code. A save goes to a temporary file beside the target,
 is flushed to the disk and then renamed over it: after a crash, a kill or a full disk the old file is still whole. A
-checksum of all tensors detects damage. This module knows no model and no optimiser.
+digest of the facts and of every tensor's name, dtype, shape and numbers detects damage and edits. This module knows no
+model and no optimiser.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import hashlib
 import json
 import os
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,9 +25,12 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor
 
 from sparring.errors import UserError
+from sparring.files.json_text import Damaged, Unreadable, parse
 from sparring.files.regular import require_regular, shown
+from sparring.files.schema import Check, table
+from sparring.files.schema import anything as any_value
 
-_FACTS, _SUM = "sparring", "sha256"  # the two entries of the file's metadata
+_FACTS, _FACTS_SUM, _SUM = "sparring", "sparring_sha256", "sha256"  # the entries of the file's metadata
 _HEADER = 2**24  # bytes of a file's header: that of a network with 1,000 tensors has 0.1 MB
 
 
@@ -43,8 +47,10 @@ class Checkpoint:
         return {name[cut:]: tensor for name, tensor in self.tensors.items() if name.startswith(f"{prefix}.")}
 
 
-def save(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-    """Write a checkpoint atomically."""
+def save(
+    path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], *, still: Callable[[], None] = lambda: None
+) -> None:
+    """Write a checkpoint atomically; `still` as in `replacing`."""
     # Contiguous tensors on the CPU, each with memory of its own: safetensors refuses views and tied weights.
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     seen: set[int] = set()
@@ -52,27 +58,29 @@ def save(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) ->
         place = tensor.untyped_storage().data_ptr()
         plain[name] = tensor.clone() if place in seen or tensor.untyped_storage().nbytes() > tensor.nbytes else tensor
         seen.add(place)
-    metadata = {_FACTS: json.dumps(dict(facts), sort_keys=True), _SUM: checksum(plain)}
-    with replacing(path) as temporary:
+    text = json.dumps(dict(facts), sort_keys=True)
+    metadata = {_FACTS: text, _FACTS_SUM: _sum(text), _SUM: _sum(text, checksum(plain))}
+    with replacing(path, still=still) as temporary:
         temporary.write_bytes(to_bytes(plain, metadata))
 
 
-def load(path: Path, *, device: torch.device | str = "cpu") -> Checkpoint:
-    """Read a checkpoint and verify its checksum."""
+def load(path: Path, *, device: torch.device | str = "cpu", check: Check | None = None) -> Checkpoint:
+    """Read a checkpoint, verify its digest and check its facts."""
     with _opened(path) as file:
         if file is None:
             raise UserError(f"there is no checkpoint at {path}.")
         metadata = file.metadata() or {}
+        facts = _facts(metadata, path, check)
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no dict: not iterable)
-    if _SUM in metadata and metadata[_SUM] != checksum(tensors):
-        raise UserError(f"{path} is damaged: its tensors do not match their checksum. Copy it again, or use another.")
-    return Checkpoint({name: tensor.to(device) for name, tensor in tensors.items()}, _facts(metadata, path))
+    if _SUM in metadata and metadata[_SUM] != _sum(metadata[_FACTS], checksum(tensors)):
+        raise Damaged(f"{path} is damaged: its tensors do not match their checksum. Copy it again, or use another.")
+    return Checkpoint({name: tensor.to(device) for name, tensor in tensors.items()}, facts)
 
 
-def read_facts(path: Path) -> dict[str, Any]:
+def read_facts(path: Path, check: Check | None = None) -> dict[str, Any]:
     """The facts of a checkpoint, without reading its tensors; empty where there is no checkpoint."""
     with _opened(path) as file:
-        return {} if file is None else _facts(file.metadata() or {}, path)
+        return {} if file is None else _facts(file.metadata() or {}, path, check)
 
 
 def read_shapes(path: Path) -> dict[str, list[int]]:
@@ -96,34 +104,44 @@ def _opened(path: Path) -> Iterator[Any]:
             raise SafetensorError(f"a header of {header:,} bytes, more than {_HEADER:,}")
         with safe_open(path, framework="pt", device="cpu") as opened:
             yield opened
-    except (SafetensorError, OSError, RuntimeError, KeyError) as error:
+    except OSError as error:
+        reason = error.strerror or shown(str(error), 120)
+        raise Unreadable(f"cannot read {path}: {reason}. Check the disk and its permissions, and try again.") from None
+    except (SafetensorError, RuntimeError, KeyError) as error:
         reason = shown(str(error), 120)
-        raise UserError(f"{path} is not a whole safetensors file ({reason}). Copy it again, or use another.") from None
+        raise Damaged(f"{path} is not a whole safetensors file ({reason}). Copy it again, or use another.") from None
 
 
-def _facts(metadata: Mapping[str, str], path: Path) -> dict[str, Any]:
-    try:
-        facts = json.loads(metadata.get(_FACTS, "{}"))
-    except (ValueError, RecursionError):
-        facts = None
-    if not isinstance(facts, dict):
-        raise UserError(f"{path} is damaged: what it records about itself is not JSON. Copy it again, or use another.")
-    return facts
+def _facts(metadata: Mapping[str, str], path: Path, check: Check | None) -> dict[str, Any]:
+    """What the file records about itself; {} for a file that another program wrote."""
+    there = [name in metadata for name in (_FACTS, _FACTS_SUM, _SUM)]
+    text = metadata.get(_FACTS, "{}")
+    if any(there) and not (all(there) and metadata[_FACTS_SUM] == _sum(text)):
+        raise Damaged(
+            f"{path} is damaged: what it records about itself does not match its checksum. Copy it again, or use "
+            "another."
+        )
+    facts = parse(text, f"what {path} records about itself", check or table(any_value))
+    return dict(facts)
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a small text file atomically."""
-    with replacing(path) as temporary:
+def write_text(path: Path, text: str, *, still: Callable[[], None] = lambda: None) -> None:
+    """Write a small text file atomically; `still` as in `replacing`."""
+    with replacing(path, still=still) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path`, renamed over it at the end of the block unless the block fails."""
+def replacing(path: Path, *, still: Callable[[], None] = lambda: None) -> Iterator[Path]:
+    """A temporary path beside `path`, renamed over it at the end of the block unless the block fails.
+
+    `still` is called just before that, and raises where the file may no longer be written.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         yield temporary
         _flush(temporary)
+        still()
         temporary.replace(path)
         with suppress(OSError):  # some file systems cannot sync a folder
             _flush(path.parent)
@@ -152,9 +170,14 @@ def _reason(error: OSError) -> str:
 
 
 def checksum(tensors: Mapping[str, Tensor]) -> str:
-    """sha256 of names and numbers, whatever their order."""
+    """sha256 of names, dtypes, shapes and numbers, whatever their order."""
     digest = hashlib.sha256()
     for name in sorted(tensors):
-        digest.update(name.encode())
-        digest.update(tensors[name].detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        tensor = tensors[name].detach().cpu().contiguous()
+        digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+def _sum(*texts: str) -> str:
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()

@@ -41,16 +41,18 @@ from sparring.data import (
 from sparring.engine import Engine
 from sparring.engine.update.exchange import statistics
 from sparring.errors import RunFailed, unknown
+from sparring.files.digests import chained
 from sparring.models import own
 from sparring.objectives import Progress
 from sparring.schedules import constant
 from sparring.seeds import Draw, batch_generator
 from sparring.training import run_folder
 from sparring.training.all_reduce import Mean
-from sparring.training.checkpoint import checksum, read_facts
+from sparring.training.checkpoint import checksum
 from sparring.training.config import Config, model_facts
 from sparring.training.config import to_json as config_json
 from sparring.training.distributed import ALONE, World
+from sparring.training.held_folder import claimed
 from sparring.training.images import images_of
 from sparring.training.initial import Initial, begin_from
 from sparring.training.optimisers import OWN, MakeOptimizer
@@ -157,27 +159,27 @@ def train(
         held_open.enter_context(engines.on(device))
         with world.together():
             if world.first:  # after every check that needs no folder
-                held_open.enter_context(run_folder.claimed(folder))
-            run = continued(given, initial, renewed, say) if there else given
+                given = replace(given, still=held_open.enter_context(claimed(folder)).check)
+            run = replace(continued(given, initial, renewed, say), still=given.still) if there else given
             saved = run.last(device) if there else None
             if saved is not None:
                 restore(state, saved)
                 if state.step and not images.seekable:
                     raise cannot_seek()
                 # Written just before the other: after a crash between the two it is newer, and then the one to beat.
-                state.best = read_facts(folder / run_folder.BEST).get("metrics", state.best)
+                state.best = run.best() or state.best
         if world.grouped:
             place = [state.epoch, state.step, run.config.epochs]
             world.agree({"weights": checksum(state.model.state_dict()), "place in training": place})
         with world.together():  # nothing is written before every process has read
             if world.first:
                 if there:
-                    run_folder.keep_config(run)
+                    run = run_folder.keep_config(run)
                 else:
                     how: dict[str, Any] = {"images": given.images, "init": given.init, "overwrite": overwrite}
-                    run = run_folder.create(folder, config, recipe, **how)
+                    run = run_folder.create(folder, config, recipe, **how, still=given.still)
                 world.begins(folder)
-                run.keep_metrics(state.epoch - 1)
+                run.keep_metrics(state.epoch - 1, state.history)
                 run_folder.note_environment(folder, device, **world.record(synchronised=config.sync_bn))
         history = world.from_first(run.metrics() if world.first else [])
         if config.init and facts["normalize"]:  # the layer came with the weights
@@ -211,6 +213,7 @@ def train(
             history = [*history, record]
             is_best = state.best is None or _score(record) > _score(state.best)
             state.epoch, state.step, state.tally = state.epoch + 1, 0, Tally.empty(device)
+            state.history = chained(state.history, record)
             with world.together():
                 if world.first:
                     run.record(record)

@@ -8,13 +8,14 @@
     events.out.tfevents…  the same metrics for TensorBoard; metrics.csv where it was asked for
     evaluation/           results of evaluating the model
 
-Knows files only: no model, no training. A folder that holds a run is overwritten only on request.
+config.json and the checkpoints carry digests of their content, and a checkpoint names those of the configuration and of
+the records it belongs to: parts that were damaged, edited or mixed up do not continue as another run. Knows files only:
+no model, no training. A folder that holds a run is overwritten only on request.
 """
 
 from __future__ import annotations
 
-import errno
-import fcntl
+import functools
 import json
 import os
 import platform
@@ -22,9 +23,9 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,9 @@ from torch import Tensor
 
 from sparring._version import __version__
 from sparring.errors import UserError
-from sparring.training import checkpoint, config
+from sparring.files import digests
+from sparring.files.json_text import Damaged, parse, read_json, read_text
+from sparring.training import checkpoint, config, held_folder, schemas
 from sparring.training.checkpoint import Checkpoint
 from sparring.training.config import Config
 
@@ -43,6 +46,7 @@ LAST, BEST = "last.safetensors", "best.safetensors"
 EVALUATION = "evaluation"  # a folder: results of `sparring evaluate` and `bound`
 AT_ONCE = "SPARRING_AT_ONCE"  # environment variable: the number of processes that share the device
 _OWN = (LAST, BEST, METRICS, ENVIRONMENT, CONFIG)
+_METRICS = 2**30  # bytes; an epoch has about 300
 
 
 @dataclass(frozen=True)
@@ -55,32 +59,63 @@ class RunFolder:
     images: str = ""  # fingerprint of the training images; "" where it was not recorded
     init: str = ""  # digest of the weights that the run began from; "" for none
     earlier: tuple[dict[str, Any], ...] = ()  # lengths and schedules that it had before it was made longer
+    digest: str = field(default="", compare=False)  # of config.json as it is on the disk
+    before: tuple[str, ...] = ()  # digests of config.json before it was written anew, with other names or a new length
+    still: Callable[[], None] = field(default=lambda: None, compare=False)  # raises once the folder is another one
 
     def last(self, device: torch.device | str = "cpu") -> Checkpoint | None:
         """The checkpoint to continue from, or None before the first."""
         path = self.folder / LAST
-        return checkpoint.load(path, device=device) if path.exists() else None
+        if not path.exists():
+            return None
+        found = checkpoint.load(path, device=device, check=schemas.LAST)
+        self._check_belongs(LAST, found.facts)
+        return found
+
+    def best(self) -> dict[str, Any] | None:
+        """The record of the best epoch, as its checkpoint has it; None before the first."""
+        path = self.folder / BEST
+        if not path.exists():
+            return None
+        facts = checkpoint.read_facts(path, schemas.BEST)
+        self._check_belongs(BEST, facts)
+        return dict(facts["metrics"])
 
     def save(self, name: str, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
         """Write a checkpoint, whole or not at all."""
-        checkpoint.save(self.folder / name, tensors, {"recipe": self.recipe, "data": self.config.data, **facts})
+        own = {"recipe": self.recipe, "data": self.config.data, "config": self.digest}
+        self.still()
+        checkpoint.save(self.folder / name, tensors, {**own, **facts}, still=self.still)
+
+    def _check_belongs(self, name: str, facts: Mapping[str, Any]) -> None:
+        if facts["config"] not in (self.digest, *self.before):
+            raise Damaged(
+                f"{self.folder / name} belongs to another configuration than {CONFIG} beside it. Restore the two files "
+                "of one run. The weights are intact: sparring evaluate takes the file."
+            )
 
     def metrics(self) -> list[dict[str, Any]]:
         """The records of all epochs, in order."""
         return read_metrics(self.folder)
 
-    def keep_metrics(self, epochs: int) -> None:
+    def keep_metrics(self, epochs: int, history: str | None = None) -> None:
         """Drop the records after the first `epochs` epochs: a resumed run records them again.
 
+        Args:
+            history: their digest, as the checkpoint has it.
+
         Raises:
-            UserError: an epoch has no record. Some objectives depend on the records, and would continue as another run.
+            UserError: an epoch has no record, or another one. Some objectives depend on the records, and would
+                continue as another run.
         """
         kept = [record for record in self.metrics() if record["epoch"] <= epochs]
-        check_records(self.folder, kept, epochs)
-        checkpoint.write_text(self.folder / METRICS, "".join(json.dumps(record) + "\n" for record in kept))
+        check_records(self.folder, kept, epochs, history)
+        text = "".join(json.dumps(record) + "\n" for record in kept)
+        checkpoint.write_text(self.folder / METRICS, text, still=self.still)
 
     def record(self, metrics: Mapping[str, Any]) -> None:
         """Append one epoch's record, and wait until the disk has it."""
+        self.still()
         try:
             with (self.folder / METRICS).open("a", encoding="utf-8") as file:
                 file.write(json.dumps(dict(metrics)) + "\n")
@@ -90,31 +125,15 @@ class RunFolder:
             raise UserError(f"cannot write {self.folder / METRICS}: {error.strerror}.") from None
 
 
-@contextmanager
-def claimed(folder: Path, *, by: str = "training process") -> Iterator[None]:
-    """Create the folder and lock it against other processes (what they are: `by`) for the time of the block.
-
-    The lock is the operating system's, on the folder itself: it ends with the process, however that ends. On file
-    systems without locks there is none.
-    """
-    _make(folder)
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise UserError(f"{folder} is in use by another {by}. Wait for it, or stop it.") from None
-    except OSError as error:
-        if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.EINVAL, errno.ENOSYS, errno.EBADF):
-            raise
-    try:
-        yield
-    finally:
-        os.close(descriptor)
-
-
 def create(
-    folder: Path, wanted: Config, recipe: str, *, images: str = "", init: str = "", overwrite: bool = False
+    folder: Path,
+    wanted: Config,
+    recipe: str,
+    *,
+    images: str = "",
+    init: str = "",
+    overwrite: bool = False,
+    still: Callable[[], None] = lambda: None,
 ) -> RunFolder:
     """Create a run folder with the configuration and the fingerprints of the training images and initial weights."""
     if any((folder / name).exists() for name in _OWN):
@@ -124,40 +143,36 @@ def create(
                 "or replace it with --overwrite (in Python resume=True, out=, overwrite=True)."
             )
         _clear(folder)
-    elif folder.is_dir() and any(folder.iterdir()):
+    elif folder.is_dir() and any(not _half_written(entry) for entry in folder.iterdir()):
         raise UserError(f"{folder} exists and is not a run folder. Choose another with --out.")
-    _make(folder)
-    run = RunFolder(folder, wanted, recipe, images, init)
-    write_config(run)
-    return run
+    held_folder.make(folder)
+    sweep(folder)
+    return write_config(RunFolder(folder, wanted, recipe, images, init, still=still))
 
 
-def write_config(run: RunFolder) -> None:
-    """Write config.json."""
-    written = {
-        "recipe": run.recipe,
-        "sparring": __version__,
-        "images": run.images,
-        **({"init": run.init} if run.init else {}),
-        **({"earlier": list(run.earlier)} if run.earlier else {}),
-        "config": config.to_json(run.config),
-    }
-    checkpoint.write_text(run.folder / CONFIG, json.dumps(written, indent=2) + "\n")
+def write_config(run: RunFolder) -> RunFolder:
+    """Write config.json, and return the run with its digest."""
+    written = digests.sealed(
+        {
+            "recipe": run.recipe,
+            "sparring": __version__,
+            "images": run.images,
+            **({"init": run.init} if run.init else {}),
+            **({"earlier": list(run.earlier)} if run.earlier else {}),
+            **({"before": list(run.before)} if run.before else {}),
+            "config": config.to_json(run.config),
+        }
+    )
+    checkpoint.write_text(run.folder / CONFIG, json.dumps(written, indent=2) + "\n", still=run.still)
+    return replace(run, digest=written[digests.SUM])
 
 
-def keep_config(run: RunFolder) -> None:
-    """Write config.json where it does not say the same."""
-    if run != open_run(run.folder):
-        write_config(run)
-
-
-def _make(folder: Path) -> None:
-    if str(folder) != str(folder).encode("utf-8", "replace").decode():
-        raise UserError(f"the name of {folder} is not UTF-8, which checkpoints need. Choose another with --out.")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot make the folder {folder}: {error.strerror}. Choose another with --out.") from None
+def keep_config(run: RunFolder) -> RunFolder:
+    """Write config.json where it does not say the same, and return the run with its digest."""
+    there = open_run(run.folder)
+    if run == there:
+        return replace(run, digest=there.digest)
+    return write_config(replace(run, before=(*there.before, there.digest)))
 
 
 def open_run(folder: Path) -> RunFolder:
@@ -166,35 +181,52 @@ def open_run(folder: Path) -> RunFolder:
     if not path.exists():
         raise UserError(f"{folder} holds no run (no {CONFIG} in it). Check the path, or begin one with a recipe.")
     try:
-        written = json.loads(path.read_text(encoding="utf-8"))
-        found = config.from_json(written["config"])
-    except UserError:
-        raise
-    except (ValueError, KeyError, TypeError, AttributeError, OSError):
-        raise UserError(
-            f"{path} is damaged: it is not the JSON that a run writes. The weights can still be evaluated; to train, "
-            "begin anew: sparring train ... --overwrite."
+        written = read_json(path, schemas.CONFIG)
+    except Damaged:
+        raise Damaged(
+            f"{path} is damaged: it is not the JSON that a run writes. Restore it from a copy. The weights can still "
+            f"be evaluated: sparring evaluate {folder / LAST}."
         ) from None
-    texts = {name: str(written.get(name, "")) for name in ("recipe", "images", "init")}
-    earlier = written.get("earlier", ())
-    return RunFolder(folder, found, **texts, earlier=tuple(earlier) if isinstance(earlier, list) else ())
+    if not digests.intact(written):
+        raise Damaged(
+            f"{path} was edited or damaged: it does not match its digest. Restore it; other settings are another run "
+            f"(--out), which can begin from these weights (--init {folder})."
+        )
+    texts = {name: written.get(name, "") for name in ("recipe", "images", "init", "sha256")}
+    return RunFolder(
+        folder,
+        config.from_json(written["config"]),
+        recipe=texts["recipe"],
+        images=texts["images"],
+        init=texts["init"],
+        earlier=tuple(written.get("earlier", ())),
+        digest=texts["sha256"],
+        before=tuple(written.get("before", ())),
+    )
 
 
 def sweep(folder: Path) -> None:
     """Remove files that a killed process left half-written. Only for the process that holds the lock."""
     for leftover in folder.glob(".*.tmp"):
-        leftover.unlink(missing_ok=True)
+        if _half_written(leftover):
+            leftover.unlink(missing_ok=True)
+
+
+def _half_written(path: Path) -> bool:
+    """Whether a path is what a killed process leaves of a file of a run: .config.json.1234.tmp."""
+    name, _, pid = path.name.removesuffix(".tmp").rpartition(".")
+    own = name.removeprefix(".") in (*_OWN, CSV)
+    return path.name.startswith(".") and path.name.endswith(".tmp") and own and pid.isdigit()
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The epochs recorded in a folder. A last line that was cut short by a kill is left out."""
+    """The epochs recorded in a folder. A line that is not a record is left out, as the last one after a kill."""
     path = folder / METRICS
     records: list[dict[str, Any]] = []
     if path.exists():
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-            with suppress(json.JSONDecodeError):
-                record = json.loads(line)
-                records += [record] if isinstance(record, dict) else []
+        for line in read_text(path, most=_METRICS, errors="replace").splitlines():
+            with suppress(Damaged):
+                records.append(parse(line, path, schemas.RECORD))
     return records
 
 
@@ -205,18 +237,29 @@ def whole_history(folder: Path) -> list[dict[str, Any]]:
         UserError: some are missing, as in a truncated file.
     """
     last = folder / LAST
-    saved = int(checkpoint.read_facts(last).get("epoch", 0)) if last.exists() else 0  # first: it may be training
-    records = read_metrics(folder)
-    check_records(folder, records, max([saved, *(record.get("epoch", 0) for record in records)]))
+    facts = checkpoint.read_facts(last, schemas.LAST) if last.exists() else {}  # first: it may be training
+    records, saved = read_metrics(folder), facts.get("epoch", 0)
+    check_records(folder, records, max([saved, *(record["epoch"] for record in records)]))
+    check_records(folder, records[:saved], saved, facts.get("history"))
     return records
 
 
-def check_records(folder: Path, records: Sequence[Mapping[str, Any]], epochs: int) -> None:
-    """Refuse records that are not those of the first `epochs` epochs, one each."""
+def digest_of(records: Sequence[Mapping[str, Any]]) -> str:
+    """The digest of the records of some epochs, in order; "" for none."""
+    return functools.reduce(digests.chained, records, "")
+
+
+def check_records(folder: Path, records: Sequence[Mapping[str, Any]], epochs: int, history: str | None = None) -> None:
+    """Refuse records that are not those of the first `epochs` epochs, one each, or have another digest."""
+    if history is not None and len(records) == epochs and digest_of(records) != history:
+        raise Damaged(
+            f"{folder / METRICS} was edited or damaged: its first {epochs} epochs are not those of {LAST}. Restore the "
+            "file. The weights are intact: sparring evaluate takes them."
+        )
     there = [record.get("epoch") for record in records]
     if there != list(range(1, epochs + 1)):
         listed = ", ".join(map(str, there[:8])) + (", ..." if len(there) > 8 else "") if there else "none"
-        raise UserError(
+        raise Damaged(
             f"{folder / METRICS} is damaged: of {epochs} epochs each should have a record, there are {listed}. Restore "
             "the file. The weights are intact: sparring evaluate takes them."
         )
@@ -238,9 +281,9 @@ def read_environment(folder: Path) -> list[dict[str, Any]]:
     """The starts of the run, in order: one more than it was resumed."""
     path = folder / ENVIRONMENT
     try:
-        return list(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else []
-    except (ValueError, TypeError):
-        raise UserError(f"{path} is damaged. Delete it: only the record of its starts is lost.") from None
+        return list(read_json(path, schemas.ENVIRONMENT)) if path.exists() else []
+    except Damaged:
+        raise Damaged(f"{path} is damaged. Delete it: only the record of its starts is lost.") from None
 
 
 def environment(device: torch.device) -> dict[str, Any]:

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from sparring.engine import WeightAverage
 from sparring.errors import UserError
-from sparring.models.keys import in_words, problems, shapes_of
+from sparring.files.json_text import Damaged
+from sparring.models.keys import in_words, masks, not_finite, problems, shapes_of
 from sparring.training import optimiser_state, run_folder
 from sparring.training.checkpoint import Checkpoint
 
@@ -49,6 +50,7 @@ class State:
     best: dict[str, Any] | None = None  # the record of the best epoch so far
     classes: int = 0  # of the model's output
     made: list[dict[str, Any]] | None = None  # settings that a caller's own optimiser began with; None for a named one
+    history: str = ""  # digest of the records of the epochs before
 
 
 File = tuple[str, dict[str, Tensor], dict[str, Any]]  # name, tensors, facts
@@ -142,6 +144,7 @@ class Saver:
             "epoch": state.epoch - 1,  # complete ones
             "step": state.step,
             "best": state.best,
+            "history": state.history,
             "images": state.tally.images,
             "seconds": state.tally.seconds,
             "optimizer": optimiser_state.facts(state.optimizer, state.model, state.made),
@@ -174,13 +177,14 @@ def restore(state: State, saved: Checkpoint) -> None:
             f"the checkpoint holds another network than {type(state.model).__name__}. {wrong} Name the network that "
             "was trained, or restore config.json."
         ) from None
-    # A file without the optimiser's settings is SGD's, and names its momenta so.
-    remembered = {f"momentum_buffer.{name}": tensor for name, tensor in saved.part("momentum").items()}
-    remembered |= saved.part("optimizer")
-    optimiser_state.restore(state.optimizer, state.model, remembered, saved.facts.get("optimizer", {}), state.made)
+    free = {f"{part}.{name}" for part in ("model", "live", "average") for name in masks(state.model)}
+    if wrong := in_words(not_finite(saved.tensors, free)):
+        raise Damaged(f"the checkpoint cannot be trained on. {wrong} Restore it from a copy, or train anew: --out.")
+    optimiser_state.restore(state.optimizer, state.model, saved.part("optimizer"), saved.facts["optimizer"], state.made)
     tally = saved.part("tally")
     state.tally = Tally(tally["loss"], tally["backprops"], saved.facts["images"], saved.facts["seconds"])
     state.epoch, state.step, state.best = saved.facts["epoch"] + 1, saved.facts["step"], saved.facts["best"]
+    state.history = saved.facts["history"]
 
 
 def _weights(part: str, model: nn.Module) -> dict[str, Tensor]:

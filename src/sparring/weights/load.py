@@ -7,7 +7,6 @@ state unchanged. Knows neither data nor attacks.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,10 +18,13 @@ from torch import Tensor, nn
 
 from sparring import models
 from sparring.errors import UserError, did_you_mean
-from sparring.files.regular import irregular, require_regular
-from sparring.models.keys import in_words, problems, shapes_of, wrong_kinds
+from sparring.files.json_text import Damaged, read_json
+from sparring.files.regular import require_regular
+from sparring.files.schema import anything, fields
+from sparring.models.keys import in_words, masks, not_finite, problems, shapes_of, wrong_kinds
 from sparring.models.own import Make, call, copied, own_name, unnamed
 from sparring.training import checkpoint
+from sparring.training.schemas import MODEL
 from sparring.weights import foreign, identify, shipped
 from sparring.weights.identify import Identified, Normalisation
 
@@ -92,8 +94,8 @@ def load_model(
         device=device,
     )
     for note in loaded.notes:
-        _log.info("%s: %s", path, note)
-    names = loaded.facts.get("model", {}).get("classes", ())
+        _log.log(logging.WARNING if "not finite" in note else logging.INFO, "%s: %s", path, note)
+    names = loaded.facts.get("model", {}).get("classes") or ()
     loaded.model.classes = tuple(names)  # type: ignore[assignment]
     return loaded.model
 
@@ -145,7 +147,7 @@ def load(
         mean, std = (torch.tensor(part, dtype=torch.float32).view(1, -1, 1, 1) for part in normalize)
         state |= {"normalize.mean": mean, "normalize.std": std}
     net.to_empty(device=device).load_state_dict(state, strict=True)
-    notes = list(file.notes)
+    notes = [*file.notes, *_not_finite(net)]
     if normalize is None and "model" not in file.facts:
         notes.append("no normalisation: if it was trained on normalised images, give their mean and std.")
     recorded = file.facts.get("model")
@@ -231,7 +233,13 @@ def _load_own(
     facts = {**{key: list(value) if key == "size" and value else value for key, value in sizes.items()}, "name": name}
     recorded = file.facts.get("model")
     about = {**(recorded if isinstance(recorded, dict) else {"normalize": normalize}), **facts}
-    return Loaded(network.to(device).eval(), {**file.facts, "model": about}, file.notes)
+    return Loaded(network.to(device).eval(), {**file.facts, "model": about}, (*file.notes, *_not_finite(network)))
+
+
+def _not_finite(network: nn.Module) -> list[str]:
+    """A note on weights that are NaN or infinite: such a model predicts nothing."""
+    wrong = in_words(not_finite(network.state_dict(), masks(network)))
+    return [f"the weights are damaged, or their training diverged. {wrong}"] if wrong else []
 
 
 def _refuse_kinds(path: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
@@ -269,27 +277,27 @@ def read(path: Path) -> _File:
 def _described_beside(path: Path) -> dict[str, Any]:
     """What config.json says of the weights beside it, where huggingface_hub's mixin wrote both; else {}."""
     beside = path.parent / HUB_CONFIG
-    if irregular(beside) or beside.stat().st_size > _CONFIG:
+    if not beside.exists():
         return {}
     try:
-        described = json.loads(beside.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        described = read_json(beside, fields(model=MODEL, others=anything), most=_CONFIG)
+    except Damaged:  # or another library's
         return {}
-    model = described.get("model") if isinstance(described, dict) else None
-    named = isinstance(model, dict) and isinstance(model.get("name"), str)  # else another library's
-    return {key: described[key] for key in ("model", "threat") if key in described} if named else {}
+    return {key: described[key] for key in ("model", "threat") if key in described}
 
 
 def _recorded(file: _File) -> dict[str, Any]:
     """What the file records about its network."""
     model = file.facts.get("model", {})
-    if not isinstance(model, dict) or (model and not isinstance(model.get("name"), str)):
-        raise UserError(f"{file.path} describes its model as {model!r}, without a name. Give model= and num_classes=.")
+    if model == {}:
+        return {}
+    if wrong := MODEL(model):
+        raise Damaged(f"{file.path} is damaged: of what it records about its model {wrong}. Use another file.")
     known = {key: model[key] for key in ("name", "num_classes", "channels", "size", "normalize") if model.get(key)}
     if isinstance(known.get("size"), list):
         known["size"] = tuple(known["size"])
     if "normalize" in known and not _is_moments(known["normalize"]):
-        raise UserError(f"{file.path} is damaged: the normalisation it records is no (mean, std). Use another file.")
+        raise Damaged(f"{file.path} is damaged: the normalisation it records is no (mean, std). Use another file.")
     return known
 
 
