@@ -94,6 +94,7 @@ HOUSE: dict[str, list[str]] = {
     ],
     "engine": [
         "layout",
+        "deterministic",
         "cuda_graphs",
         "ema",
         "fx_graph",

@@ -62,6 +62,8 @@ class Options:
     """auto, cpu, cuda or cuda:N."""
     engine: EngineKind = "auto"
     """auto takes captured graphs and bf16 where CUDA is; plain is the reference."""
+    deterministic: bool = False
+    """On CUDA, take only algorithms that give the same bits every time, none of them chosen by timing; slower."""
     backend: Backend = "auto"
     """How processes that torchrun has started exchange gradients: nccl on CUDA and gloo on CPUs, unless given."""
     tensorboard: bool = True
@@ -120,6 +122,7 @@ def _run(recipe: str, options: Options, given: set[str], device: torch.device, w
                 stop=stop,
                 tensorboard=options.tensorboard,
                 engine=options.engine,
+                deterministic=options.deterministic,
                 world=world,
             )
     except Interrupted as interrupted:
@@ -203,6 +206,7 @@ def _again(folder: Path, options: Options, world: World) -> str:
     for name in ("device", "engine", "backend"):  # the folder does not keep these
         value = getattr(options, name)
         words += [f"--{name}", value] if value != "auto" else []
+    words += ["--deterministic"] if options.deterministic else []
     words += [] if options.tensorboard else ["--no-tensorboard"]
     return shlex.join([*words, *(["--track", *options.trackers] if options.trackers else [])])
 

@@ -1,6 +1,7 @@
 """How a training step runs: the plain path, or folded networks, captured graphs and bf16. Knows no method."""
 
 from sparring.engine.cuda_graphs import on
+from sparring.engine.deterministic import deterministic
 from sparring.engine.ema import WeightAverage
 from sparring.engine.plain import PlainUpdate
 from sparring.engine.select import PARTS, EngineKind, prepare
@@ -16,6 +17,7 @@ __all__ = [
     "PlainUpdate",
     "Update",
     "WeightAverage",
+    "deterministic",
     "on",
     "prepare",
 ]

@@ -130,9 +130,9 @@ class Engine:
 
 @contextmanager
 def tuned_sizes(tune: bool) -> Iterator[None]:
-    """Let cuDNN tune every batch size it meets inside the block, where `tune`."""
+    """Let cuDNN tune every batch size it meets inside the block, where `tune`; never where bits must be repeated."""
     before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = before or tune
+    torch.backends.cudnn.benchmark = before or (tune and not torch.backends.cudnn.deterministic)
     try:
         yield
     finally:

@@ -45,6 +45,7 @@ def train(
     overwrite: bool = False,
     device: torch.device | str = "auto",
     engine: EngineKind = "auto",
+    deterministic: bool = False,
     tracker: Trackers = None,
     progress: bool = True,
     tensorboard: bool = False,
@@ -67,6 +68,8 @@ def train(
             of classes is replaced.
         device: "auto" is CUDA where it is, else the CPU.
         engine: "auto" takes captured graphs where CUDA is; "plain" is the reference.
+        deterministic: on CUDA, take only algorithms that give the same bits every time, none of them chosen by timing.
+            On a CPU a run is repeated bit for bit without it.
         tracker: a name (csv, tensorboard, wandb, trackio), an object called at every step and epoch, or several.
         progress: whether to show a bar on standard error (without a terminal, a line per epoch), and before it notes on
             settings that are probably not intended.
@@ -81,7 +84,7 @@ def train(
     """
     if not isinstance(out, str | Path):
         raise UserError(f"out must be the path of the run folder, got {out!r}. Write for example out='runs/a'.")
-    for flag, value in (("resume", resume), ("overwrite", overwrite)):
+    for flag, value in (("resume", resume), ("overwrite", overwrite), ("deterministic", deterministic)):
         if type(value) is not bool:
             raise UserError(f"{flag} must be True or False, got {value!r}.")
     if resume and overwrite:
@@ -113,7 +116,8 @@ def train(
     if unknown:
         near = did_you_mean(unknown[0], (*vars(config), *inspect.signature(train).parameters))
         raise UserError(f"train and Config have no {unknown[0]!r}.{near} Config has: {', '.join(vars(config))}.")
-    where = {"device": str(device), "engine": str(engine)}  # a run folder keeps neither
+    where: dict[str, Any] = {"device": str(device), "engine": str(engine)}  # a run folder keeps neither
+    where |= {"deterministic": deterministic} if deterministic else {}
     device = pick_device(str(device))
     images: Dataset | None = None
     if data is not None:
@@ -143,6 +147,7 @@ def train(
                 renewed={"attack" if key == "objective" else key for key in changes},
                 say=_log.warning,
                 engine=engine,
+                deterministic=deterministic,
                 tracker=_followed(tracker, progress=progress),
                 tensorboard=tensorboard,
                 optimizer=optimizer,
@@ -168,7 +173,7 @@ def _stopped(message: str) -> BaseException:
     return KeyboardInterrupt(message) if by_ctrl_c() else SystemExit(f"sparring: {message}")
 
 
-def _again(out: Path | str, config: Config, where: Mapping[str, str], *, own_optimizer: bool) -> str:
+def _again(out: Path | str, config: Config, where: Mapping[str, Any], *, own_optimizer: bool) -> str:
     """The call that continues a run; what was handed in and the run folder cannot hold is written as `...`."""
     words = [f"out={str(out)!r}", "resume=True"]
     words += [f"model={str(config.model)!r}"] if is_import_path(config.model) else []

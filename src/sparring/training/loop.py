@@ -110,6 +110,7 @@ def train(
     engine: engines.EngineKind = "auto",
     optimizer: MakeOptimizer | None = None,
     own_lr: bool = False,
+    deterministic: bool = False,
     world: World = ALONE,
 ) -> nn.Module:
     """Train what `config` says into a run folder and return the model of the last epoch (or its average), in eval mode.
@@ -128,6 +129,7 @@ def train(
         engine: "auto" takes captured graphs where CUDA is; "plain" is the reference.
         optimizer: makes the optimiser from the list of trainable parameters, instead of the one that `config` names.
         own_lr: keep that optimiser's own learning rate throughout, instead of the schedule of `config`.
+        deterministic: on CUDA, repeat a run bit for bit on the same kind of GPU and software, at some cost in speed.
         world: the processes that train together; each calls this function with the same arguments.
     """
     folder, device = Path(folder), torch.device(device)
@@ -157,6 +159,7 @@ def train(
     given = run_folder.RunFolder(folder, config, recipe, images.fingerprint, started.digest if started else "")
     with ExitStack() as held_open:
         held_open.enter_context(engines.on(device))
+        held_open.enter_context(engines.deterministic(deterministic))
         with world.together():
             if world.first:  # after every check that needs no folder
                 given = replace(given, still=held_open.enter_context(claimed(folder)).check)
@@ -180,7 +183,8 @@ def train(
                     run = run_folder.create(folder, config, recipe, **how, still=given.still)
                 world.begins(folder)
                 run.keep_metrics(state.epoch - 1, state.history)
-                run_folder.note_environment(folder, device, **world.record(synchronised=config.sync_bn))
+                exact = {"deterministic": True} if deterministic else {}
+                run_folder.note_environment(folder, device, **exact, **world.record(synchronised=config.sync_bn))
         history = world.from_first(run.metrics() if world.first else [])
         if config.init and facts["normalize"]:  # the layer came with the weights
             facts["normalize"] = [state.model.get_buffer(f"normalize.{n}").flatten().tolist() for n in ("mean", "std")]
@@ -188,14 +192,16 @@ def train(
             parts = engine_for(config, state, data, device, engine, world=world)
         held_open.callback(parts.release)
         held_open.callback(separate, state.model, *([] if parts.average is None else [parts.average.model]))
-        world.agree({"engine": [type(parts.step).__name__, parts.head.partition(" (")[0]]})
+        world.agree({"engine": [type(parts.step).__name__, parts.head.partition(" (")[0], deterministic]})
         if saved is not None and parts.average is not None:
             parts.average.restore(saved.part("average"))
 
         saver: Saver | NoSaver = NoSaver()
         if world.first:
             saver = held_open.enter_context(Saver(run, state, facts, parts.average))
-        followers.begin(config, steps=steps, epoch=state.epoch, engine=parts.line)
+        followers.begin(
+            config, steps=steps, epoch=state.epoch, engine=parts.line + (", deterministic" if deterministic else "")
+        )
         held_open.callback(followers.end)
         while state.epoch <= config.epochs:
             try:
