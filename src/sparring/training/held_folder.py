@@ -44,7 +44,10 @@ class Held:
 def claimed(folder: Path, *, by: str = "training process") -> Iterator[Held]:
     """Create the folder and lock it against other processes (what they are: `by`) for the time of the block."""
     make(folder)
-    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise UserError(f"cannot open the folder {folder}: {error.strerror}. Check its permissions.") from None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

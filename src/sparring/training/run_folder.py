@@ -207,9 +207,10 @@ def open_run(folder: Path) -> RunFolder:
 
 def sweep(folder: Path) -> None:
     """Remove files that a killed process left half-written. Only for the process that holds the lock."""
-    for leftover in folder.glob(".*.tmp"):
-        if _half_written(leftover):
-            leftover.unlink(missing_ok=True)
+    with suppress(OSError):  # it can wait for the next start
+        for leftover in folder.glob(".*.tmp"):
+            if _half_written(leftover):
+                leftover.unlink(missing_ok=True)
 
 
 def _half_written(path: Path) -> bool:
