@@ -47,6 +47,11 @@ _OF_FILES = {  # why a file cannot be read or written, where the user can fix it
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP),
     *(errno.ENOSPC, errno.EDQUOT),
 }
+_OF_DISKS = {
+    errno.EIO,
+    errno.ESTALE,
+    errno.ETIMEDOUT,
+}  # a disk that fails, or a mount that is gone: no file is to blame
 _IN_SEVERAL = ("train", "evaluate", "bench")  # what torchrun may start in several processes
 USAGE = """usage: sparring COMMAND [options]
 
@@ -89,6 +94,8 @@ def main(argv: list[str] | None = None) -> int:
     except OSError as error:
         if error.filename is not None and error.errno in _OF_FILES:
             return _fail(f"{error.filename} cannot be read or written: {str(error.strerror).lower()}.", 2)
+        if error.filename is not None and error.errno in _OF_DISKS:
+            return _fail(f"{error.filename}: {str(error.strerror).lower()}. Check the disk, and try again.", 1)
         if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
             raise  # about a file, not about the output
         from sparring.cli.console import let_go
