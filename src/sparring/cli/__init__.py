@@ -51,7 +51,7 @@ _OF_DISKS = {
     errno.EIO,
     errno.ESTALE,
     errno.ETIMEDOUT,
-}  # a disk that fails, or a mount that is gone: no file is to blame
+}  # of a disk or a mount, and no file is to blame
 _IN_SEVERAL = ("train", "evaluate", "bench")  # what torchrun may start in several processes
 USAGE = """usage: sparring COMMAND [options]
 
