@@ -115,6 +115,10 @@ def pickle_cases() -> Iterator[Case]:
         "a memo of gigabytes": b"\x80\x02Nr\xff\xff\xff\x7f.",
         "an array without its values": pickle.dumps(Asks(np.zeros, 10**12)),
         "code": pickle.dumps(Asks(os.system, "true")),
+        "a name with control characters": b"cos\x1b[2J\nsystem\n)R.",
+        "other counts": pickle.dumps(
+            {b"data": np.zeros((2, 3072), np.uint8), b"fine_labels": [0, 1], b"filenames": [b"a", b"b"]}, 2
+        ),
     }.items():
         yield what, REFUSED, pickled(content)
 

@@ -125,6 +125,9 @@ def tiny_imagenet_cases() -> Iterator[Case]:
     yield "a FIFO", REFUSED, lists(fifo("wnids.txt"))
     ids = "".join(f"n{i}\n" for i in range(200)).encode()
 
+    for what, name in {"control characters": b"n\x1b[2J", "null bytes": b"n\0", "..": b"../.."}.items():
+        yield f"a class with {what}", REFUSED, lists(written("wnids.txt", ids.replace(b"n7\n", name + b"\n")))
+
     def annotations(folder: Path) -> Path:
         (folder / "wnids.txt").write_bytes(ids)
         for name in ids.decode().split():
