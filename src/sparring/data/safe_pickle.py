@@ -42,8 +42,8 @@ def loads(data: bytes, *, name: str) -> Any:
         return _plain(opcodes.load(io.BytesIO(data), allowed=lambda found: found in _ALLOWED), _DEPTH, _Budget())
     except Refused as error:
         raise UserError(
-            f"{name} was refused: its pickle holds {shown(str(error), 120)}, and only arrays, bytes, numbers, strings, lists and dicts "
-            "are read. Do not use this file; get it again from its official source."
+            f"{name} was refused: its pickle holds {shown(str(error), 120)}, and only arrays, bytes, numbers, strings, "
+            "lists and dicts are read. Do not use this file; get it again from its official source."
         ) from None
     except Exception as error:  # a damaged pickle can raise almost anything
         raise UserError(f"{name} is not a readable pickle ({type(error).__name__}). Get it again.") from None
