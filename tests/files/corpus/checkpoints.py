@@ -113,6 +113,9 @@ def torch_cases() -> Iterator[Case]:
     yield "zip a pickle that unpacks to 3 GB", REFUSED, written("m.pt", bomb)
     escape = raw_zip([("../../data.pkl", b"N.", 2, 0), ("../../../etc/passwd", b"x", 1, 0)])
     yield "zip with ..", REFUSED, written("m.pt", escape)
+    end = struct.pack("<4sHH", b"PK\6\7", 1, 0) + bytes(8) + struct.pack("<I", 5)  # of ZIP64: five disks
+    place = whole.rindex(b"PK\5\6")
+    yield "zip on five disks", REFUSED, written("m.pt", whole[:place] + end + whole[place:])
     pax = tar_gz([tar_header("pax", 6 * 2**30 - 1, b"x")], 3000)
     yield "a tar with a header of gigabytes", REFUSED, written("m.pth.tar", pax)
     yield from not_regular("m.pt")
