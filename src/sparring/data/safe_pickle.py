@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from sparring.errors import UserError
 from sparring.files import opcodes
 from sparring.files.opcodes import Call, Name, Refused
+from sparring.files.regular import shown
 
 _RECONSTRUCT = frozenset(Name(f"numpy.{core}.multiarray", "_reconstruct") for core in ("core", "_core"))
 _NDARRAY, _DTYPE_NAME = Name("numpy", "ndarray"), Name("numpy", "dtype")
@@ -41,8 +42,8 @@ def loads(data: bytes, *, name: str) -> Any:
         return _plain(opcodes.load(io.BytesIO(data), allowed=lambda found: found in _ALLOWED), _DEPTH, _Budget())
     except Refused as error:
         raise UserError(
-            f"{name} was refused: its pickle holds {error}, and only arrays, bytes, numbers, strings, lists and dicts "
-            "are read. Do not use this file; get it again from its official source."
+            f"{name} was refused: its pickle holds {shown(str(error), 120)}, and only arrays, bytes, numbers, strings, "
+            "lists and dicts are read. Do not use this file; get it again from its official source."
         ) from None
     except Exception as error:  # a damaged pickle can raise almost anything
         raise UserError(f"{name} is not a readable pickle ({type(error).__name__}). Get it again.") from None

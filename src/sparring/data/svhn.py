@@ -17,7 +17,7 @@ from sparring.data.mat5 import read_mat
 from sparring.data.npz import images, labels, read_npz
 from sparring.data.stored import KEYS, Stored, as_dataset, read_stored, sha256
 from sparring.errors import UserError
-from sparring.files.regular import irregular
+from sparring.files.regular import irregular, shown
 
 CLASSES = tuple(str(digit) for digit in range(10))
 COUNTS = {  # images of each digit, 0 to 9
@@ -137,7 +137,7 @@ def _tiles(path: Path, count: int) -> NDArray[np.uint8]:
                 raise ValueError(f"{image.width}x{image.height} pixels")
             sheet = np.asarray(image.convert("RGB"))
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise UserError(f"{path} cannot be read ({error}). Get the folder again.") from None
+        raise UserError(f"{path} cannot be read ({shown(str(error), 120)}). Get the folder again.") from None
     rows, columns = sheet.shape[0] // _TILE, sheet.shape[1] // _TILE
     if rows * columns < count:
         raise UserError(f"{path} has {rows * columns} tiles, expected {count}. Get the folder again.")

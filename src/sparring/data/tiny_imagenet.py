@@ -18,7 +18,7 @@ from rich.progress import track
 from sparring.data.dataset import Dataset, interleaved
 from sparring.data.stored import Stored, as_dataset, read_stored
 from sparring.errors import UserError
-from sparring.files.regular import require_regular
+from sparring.files.regular import require_regular, shown
 
 CLASSES, SIDE = 200, 64
 PER_CLASS = {"train": 500, "test": 50}  # images
@@ -56,11 +56,15 @@ def read_source(path: Path) -> Stored:
     ids = _lines(folder / "wnids.txt")
     if len(ids) != CLASSES or len(set(ids)) != CLASSES:
         raise UserError(f"{folder / 'wnids.txt'} names {len(set(ids))} classes, expected {CLASSES}. Get it again.")
+    if not all(name.isascii() and name.isalnum() for name in ids):  # they become parts of paths
+        raise UserError(f"{folder / 'wnids.txt'} is damaged: it holds a name that no class has. Get it again.")
     number = {name: label for label, name in enumerate(ids)}
     train = [(file, number[name]) for name in ids for file in _images(folder / "train" / name / "images")]
     places = [line.split("\t")[:2] for line in _lines(folder / "val" / "val_annotations.txt")]
-    if not all(len(place) == 2 and place[1] in number for place in places):
-        raise UserError(f"{folder / 'val' / 'val_annotations.txt'} names a class that wnids.txt lacks. Get it again.")
+    if not all(len(place) == 2 and place[0].isprintable() and place[1] in number for place in places):
+        raise UserError(
+            f"{folder / 'val' / 'val_annotations.txt'} names a class that wnids.txt lacks, or no file. Get it again."
+        )
     test = sorted((folder / "val" / "images" / Path(file).name, number[name]) for file, name in places)
     labels = np.asarray([label for _, label in test], dtype=np.int64)
     test = [test[place] for place in interleaved(labels)] if test else []
@@ -110,8 +114,8 @@ def _images(folder: Path) -> list[Path]:
 
 def _pixels(files: Sequence[Path]) -> NDArray[np.uint8]:
     x = np.empty((len(files), SIDE, SIDE, 3), dtype=np.uint8)
-    shown = track(files, "reading images", console=Console(stderr=True), transient=True, disable=len(files) < _BAR_FROM)
-    for i, path in enumerate(shown):
+    bar = track(files, "reading images", console=Console(stderr=True), transient=True, disable=len(files) < _BAR_FROM)
+    for i, path in enumerate(bar):
         try:
             require_regular(path)
             with Image.open(path, formats=("JPEG",)) as image:
@@ -121,7 +125,7 @@ def _pixels(files: Sequence[Path]) -> NDArray[np.uint8]:
         except UserError:
             raise
         except Exception as error:  # decoders raise almost anything on a damaged image
-            raise UserError(f"{path} cannot be read ({error}). Unpack the archive again.") from None
+            raise UserError(f"{path} cannot be read ({shown(str(error), 120)}). Unpack the archive again.") from None
     return x
 
 

@@ -149,12 +149,19 @@ def _complaint(path: Path, error: Exception) -> str:
         return f"is a tar archive. Unpack it first; if it is a checkpoint of torch 0.1: {_FIX}"
     if head[:2] in (b"\x1f\x8b", b"BZ"):
         return "is a compressed archive. Unpack it first."
-    if head[:2] == b"PK" and not zipfile.is_zipfile(path):
+    if head[:2] == b"PK" and not _has_an_end(path):
         return "is truncated: a zip archive without its end. Copy or download it again."
     if head and all(byte in b"\t\n\r" or 32 <= byte < 127 for byte in head):
         return "is a text file, not a checkpoint. Give the file that torch.save wrote."
     reason = shown(re.sub(r"\s+", " ", str(error)).strip() or type(error).__name__, 120).rstrip(".")
     return f"is not a complete checkpoint of torch.save ({reason}). Copy it again, or use another."
+
+
+def _has_an_end(path: Path) -> bool:
+    try:
+        return zipfile.is_zipfile(path)
+    except zipfile.BadZipFile:  # an end that speaks of other disks
+        return True
 
 
 def _find(content: Any, path: Path) -> tuple[dict[str, StoredTensor], list[str]]:
