@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from sparring.attacks import ball
-from sparring.attacks.checks import Model, NotFinite, check_batch, check_logits
+from sparring.attacks.checks import Model, NotFinite, call, check_batch, check_logits
 from sparring.attacks.eval_mode import eval_mode
 from sparring.attacks.threat import Norm, check_norm, check_radius
 from sparring.errors import UserError
@@ -119,7 +119,7 @@ def _measure(
     generator = torch.Generator(device=x.device)
     generator.manual_seed(seed)
     with torch.no_grad():
-        logits, again = model(x), model(x)
+        logits, again = call(model, x), call(model, x)
         check_logits(logits, x, y)
         if broken := checks.logits_not_finite(logits):  # nothing else can be measured
             return {"logits-not-finite": broken}
