@@ -51,9 +51,9 @@ def told(error: Exception, model: object, x: Tensor) -> Exception:
         return UserError(
             f"the model does not accept images of shape {shape} ({quoted(error)}). Give the data set it was trained on."
         )
+    images = f"{len(x)} image{'' if len(x) == 1 else 's'} of shape {shape}"
     return UserError(
-        f"the model raised {quoted(error)}, on {len(x)} images of shape {shape}. Call model(x) on such images to see "
-        "where, and mend it there."
+        f"the model raised {quoted(error)}, on {images}. Call model(x) on such images to see where, and mend it there."
     )
 
 
