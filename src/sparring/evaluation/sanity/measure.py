@@ -220,7 +220,7 @@ def _missed_by_restarts(
     gradients as the search had queries.
     """
     losses: tuple[Literal["ce", "cw"], ...] = ("ce", "cw")
-    for _ in range(RESTARTS):
+    for restart in range(RESTARTS):
         for loss in losses:
             stands = probes.standing(
                 model,
@@ -228,7 +228,7 @@ def _missed_by_restarts(
                 y[rows],
                 eps=eps,
                 norm=norm,
-                step_size=eps / 10,
+                step_size=eps / (10 if restart % 2 else 4),  # an honest maximum may need either
                 steps=RESTART_STEPS,
                 loss=loss,
                 generator=generator,
