@@ -108,6 +108,18 @@ def test_evaluate_a_checkpoint(tmp_path) -> None:
     assert "zero-gradients" in {doubt["name"] for doubt in result.doubts}
 
 
+def test_geometry_reweighting(monkeypatch, capsys) -> None:
+    example = script("geometry_reweighting")
+    monkeypatch.setattr(example, "EPOCHS", 12)
+    monkeypatch.setattr(example, "PROTOCOLS", "dat")
+    plain, reweighted = example.main().values()
+    assert plain.doubts == ()
+    assert [doubt["name"] for doubt in reweighted.doubts] == ["cw-far-from-ce"]
+    assert abs(plain["pgd20"].accuracy - reweighted["pgd20"].accuracy) < 0.1  # PGD alone sees little of it
+    assert reweighted["cw30"].accuracy < plain["cw30"].accuracy - 0.1
+    assert "cw-far-from-ce: Accuracy" in capsys.readouterr().out
+
+
 def test_optuna_sweep(tmp_path, monkeypatch, capsys) -> None:
     pytest.importorskip("optuna", reason="pip install optuna")
     example = script("optuna_sweep")

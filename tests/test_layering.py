@@ -19,6 +19,7 @@ HOUSE: dict[str, list[str]] = {
     "files": ["regular", "schema", "json_text", "digests", "opcodes"],
     "attacks": [
         "threat",
+        "failures",
         "checks",
         "ball",
         "eval_mode",

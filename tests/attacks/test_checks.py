@@ -70,12 +70,15 @@ def test_numbers_of_numpy_are_numbers(batch):
     assert torch.equal(sparring.pgd(**batch, start=None, **given), plain)
 
 
-def test_a_models_own_error_stays(batch):
-    def broken(x):
-        raise RuntimeError("mine")
+def test_a_models_own_error_is_the_cause(batch):
+    own = RuntimeError("mine")
 
-    with pytest.raises(RuntimeError, match="mine"):
+    def broken(x):
+        raise own
+
+    with pytest.raises(UserError, match="the model raised RuntimeError: mine") as caught:
         sparring.pgd(**batch | {"model": broken})
+    assert caught.value.__cause__ is own  # Python shows its traceback too
 
 
 @pytest.mark.parametrize(

@@ -92,6 +92,21 @@ class NotFinite(Net):
         return super().forward(x) / 0
 
 
+class Ends(Net):
+    """Its output goes through a function."""
+
+    def __init__(self, end):
+        super().__init__()
+        self.end = end
+
+    def forward(self, x):
+        return self.end(super().forward(x))
+
+
+def fails(logits):
+    raise KeyError("a\nb")
+
+
 @pytest.mark.parametrize(
     ("net", "message"),
     [
@@ -100,6 +115,14 @@ class NotFinite(Net):
         (Net(num_classes=3), r"it returned \(2, 3\) for 2 images. Its last layer needs 10 outputs"),
         (Net(channels=3), r"does not take images of shape \(1, 8, 8\): RuntimeError"),
         (NotFinite(), "logits are not finite for 2 of 2 grey images. Check its weights"),
+        (Ends(lambda logits: logits.round().long()), "logits are torch.int64, .* Return the scores before argmax"),
+        (Ends(lambda logits: logits > 0), "logits are torch.bool"),
+        (Ends(lambda logits: logits * 1j), "logits are torch.complex64, .* Return its real part"),
+        (Ends(torch.Tensor.half), r"are torch.float16; the loss is fp32. Return logits.float\(\)"),
+        (Ends(torch.Tensor.bfloat16), r"are torch.bfloat16; the loss is fp32. Return logits.float\(\)"),
+        (Ends(lambda logits: logits.to("meta")), "logits are on meta, its images on cpu"),
+        (Ends(fails), r"the model raised KeyError: 'a\\nb', on 2 images"),
+        (Net().to("meta"), "parameters of the model are on the meta device"),
         (nn.Sequential(nn.Flatten()), "no parameters"),
         (Net().requires_grad_(False), "every parameter of the model .* is frozen"),
         (Net().double(), r"are torch.float64. Call model.float\(\)"),

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from sparring.attacks import ball
-from sparring.attacks.checks import Model, check_batch
+from sparring.attacks.checks import Model, call, check_batch
 from sparring.attacks.threat import Norm, check_norm, check_radius
 from sparring.errors import UserError, unknown
 
@@ -80,11 +80,11 @@ def attack_part(
 
     def logits(images: Tensor) -> Tensor:
         # The package works in float32 and writes into the logits it gets.
-        return model(images.to(x.dtype)).float().clone()
+        return call(model, images.to(x.dtype)).float().clone()
 
     images = x.detach().float()
     with torch.no_grad(), torch.random.fork_rng(devices=_cuda(x)), _silenced():
-        classes = model(x[:1]).shape[1]
+        classes = call(model, x[:1]).shape[1]
         suite = _suite()(logits, eps=eps, norm=_NAMES[norm], device=x.device, version=version, seed=seed)
         found = _perturb(suite, part, images, y, targets=min(_MOST_TARGETS, classes - 1))
     claimed = (found != images).flatten(1).any(dim=1)

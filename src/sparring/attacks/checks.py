@@ -8,12 +8,14 @@ import numbers
 from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from sparring.attacks.failures import check_values, told
 from sparring.attacks.threat import Norm, Radius, check_norm, check_radius, check_step_size, is_number
 from sparring.errors import UserError, unknown
 
 STARTS = ("uniform", "normal")
+HALF = (torch.float16, torch.bfloat16)
 Model = Callable[[Tensor], Tensor]  # pixels in [0, 1] -> logits of shape (B, classes)
 
 
@@ -71,6 +73,7 @@ def check_model(model: object) -> None:
             f"model must map images to logits, an nn.Module or a function, got {type(model).__name__}. Load one with "
             "sparring.load_model."
         )
+    check_values(model)
 
 
 def check_generator(generator: object) -> None:
@@ -157,7 +160,20 @@ def check_logits(logits: Tensor, x: Tensor, y: Tensor) -> None:
         found = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         fix = "" if isinstance(logits, Tensor) else " Wrap it to return the logits alone."
         raise UserError(f"the model must map {len(x)} images to logits of shape ({len(x)}, classes), got {found}.{fix}")
+    check_kind(logits, x.device)
     check_labels(y, logits.shape[1])
+
+
+def check_kind(logits: Tensor, device: torch.device) -> None:
+    """Refuse logits that are not real floating-point numbers on the device of the images."""
+    if logits.device != device:
+        raise UserError(
+            f"the model's logits are on {logits.device}, its images on {device}. Return logits.to(x.device)."
+        )
+    if logits.is_floating_point():
+        return
+    fix = "its real part, logits.real" if logits.is_complex() else "the scores before argmax, comparison or rounding"
+    raise UserError(f"the model's logits are {logits.dtype}, where floating-point numbers are needed. Return {fix}.")
 
 
 def check_labels(y: Tensor, classes: int) -> None:
@@ -179,33 +195,34 @@ def not_finite(logits: Tensor) -> str:
 
 
 def checked(model: Model, y: Tensor) -> Model:
-    """`model`, whose first output is checked to be finite logits for the labels `y`."""
+    """`model`, whose first output is checked to be finite logits for the labels `y`, and whose failures are told.
+
+    Logits in half precision are converted: the loss, its gradient and the comparison of classes are float32.
+    """
     unchecked = True
 
     def predict(x: Tensor) -> Tensor:
         nonlocal unchecked
-        logits = _first(model, x) if unchecked else model(x)
+        logits = call(model, x)
         if unchecked:
             check_logits(logits, x, y)
             if broken := not_finite(logits):
                 raise NotFinite(f"{broken}. Check the model's weights: its training may have diverged.")
             unchecked = False
-        return logits
+        return logits.float() if logits.dtype in HALF else logits
 
     return predict
 
 
-def _first(model: Model, x: Tensor) -> Tensor:
-    """The model's output; where it fails because its weights have another precision than the images, that is said."""
+def call(model: Model, x: Tensor) -> Tensor:
+    """The model's output; where it fails, an error of one line (`failures.told`)."""
     try:
         return model(x)
-    except RuntimeError as error:
-        weights = next(model.parameters(), None) if isinstance(model, nn.Module) else None
-        if weights is None or weights.dtype == x.dtype or not weights.is_floating_point():
+    except Exception as error:
+        said = told(error, model, x)
+        if said is error:
             raise
-        raise UserError(
-            f"the images are {x.dtype}, the model's weights {weights.dtype}. Give both the same: x.to({weights.dtype})."
-        ) from error
+        raise said from error
 
 
 def check_target(target: object, y: Tensor, loss: object) -> Tensor | None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sparring.attacks.checks import Model
+from sparring.attacks.failures import quoted
 from sparring.errors import UserError
 
 
@@ -40,5 +41,13 @@ def input_gradient(loss: Tensor, point: Tensor) -> Tensor:
     """The gradient of each example's loss at its own point. No parameter's .grad is touched."""
     if not loss.requires_grad:
         raise UserError("the loss does not depend on the image by a differentiable path: no gradient to follow.")
-    (gradient,) = torch.autograd.grad(loss.sum(), point)
+    try:
+        (gradient,) = torch.autograd.grad(loss.sum(), point)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # an operation without a derivative, or a backward pass of the caller's own
+        raise UserError(
+            f"the backward pass of the model raised {quoted(error)}. Mend the operation that it names, or attack "
+            "without gradients."
+        ) from error
     return gradient

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from sparring.attacks import Model, ball
+from sparring.attacks.checks import call
 from sparring.attacks.losses import InnerLoss, Loss
 from sparring.attacks.pgd import pgd_loop
 from sparring.attacks.threat import Norm
@@ -75,7 +77,7 @@ def pgd_from(
         return ball.steepest(gradient.nan_to_num(0.0), norm)
 
     return pgd_loop(
-        model,
+        partial(call, model),
         x,
         y,
         start=start,

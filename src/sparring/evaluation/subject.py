@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from sparring.attacks.checks import Model, check_batch, check_labels, check_logits
+from sparring.attacks.checks import HALF, Model, call, check_batch, check_labels, check_logits
 from sparring.engine import on
 from sparring.engine.attack.replay import Replayed
 from sparring.errors import RunFailed, UserError
@@ -147,18 +147,15 @@ def _home(model: Model, x: Tensor) -> tuple[torch.device, torch.dtype]:
 def _classes(model: Model, probe: Tensor, y: Tensor) -> int:
     """The number of classes of the model, checked against the images and labels."""
     try:
-        logits = model(probe)
+        logits = call(model, probe)
     except torch.OutOfMemoryError:
         raise RunFailed(f"{len(probe)} images do not fit into the memory of the device.") from None
-    except (RuntimeError, ValueError, IndexError) as error:
-        if isinstance(error, UserError):
-            raise
-        reason = (str(error).splitlines() or ["no reason given"])[0]
-        raise UserError(
-            f"the model does not accept images of shape {tuple(probe.shape[1:])}: {reason.rstrip('.')}. "
-            "Give the data set it was trained on."
-        ) from None
     check_logits(logits, probe, y[:0])
+    if logits.dtype in HALF:  # a verdict from 8 or 11 bits has ties, and argmax gives those to the first class
+        raise UserError(
+            f"the model's logits are {logits.dtype}; verdicts are fp32. Take autocast and .half() out of the model, "
+            "and for speed give precision='bf16'."
+        )
     low, high = int(y.min()), int(y.max())
     if low == 1 and high == logits.shape[1]:
         check_labels(y, logits.shape[1])

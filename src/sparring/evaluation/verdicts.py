@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparring.attacks.checks import Model
+from sparring.attacks.checks import Model, call
 
 
 @contextmanager
@@ -63,5 +63,5 @@ def allows_tf32(device: torch.device) -> bool:
 def is_correct(model: Model, x: Tensor, y: Tensor) -> Tensor:
     """Whether the model is correct, one bool per example. NaN logits count as wrong."""
     with exact(x.device):
-        logits = model(x)
+        logits = call(model, x)
     return (logits.argmax(dim=1) == y) & ~logits.isnan().any(dim=1)

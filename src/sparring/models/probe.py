@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from sparring.attacks.checks import HALF, check_kind
+from sparring.attacks.failures import is_of_shape, quoted, told
 from sparring.errors import UserError
 
 _FEW = 3  # names in a message; the rest are counted
@@ -37,7 +39,8 @@ def check_network(model: nn.Module, *, num_classes: int, channels: int, size: tu
     try:
         for training in (False, True):
             model.train(training)
-            logits = _logits(_run(model, x), num_classes, "" if not training else " in train mode")
+            where = "" if not training else " in train mode"
+            logits = _logits(_run(model, x), num_classes, where, x.device)
         found = torch.autograd.grad(logits.sum(), list(trained.values()), allow_unused=True)
     finally:
         for module, training in modes:
@@ -56,19 +59,19 @@ def _run(model: nn.Module, x: Tensor) -> object:
     try:
         with torch.enable_grad():
             return functional_call(model, buffers, (x,))
-    except UserError:
-        raise
-    except torch.OutOfMemoryError:
-        raise
     except Exception as error:
-        lines = str(error).strip().splitlines() or ["no reason given"]
-        raise UserError(
-            f"the model ({type(model).__name__}) does not take images of shape {tuple(x.shape[1:])}: "
-            f"{type(error).__name__}: {lines[0].rstrip('.')}."
-        ) from error
+        if is_of_shape(error):
+            raise UserError(
+                f"the model ({type(model).__name__}) does not take images of shape {tuple(x.shape[1:])}: "
+                f"{quoted(error)}. Build it for this shape, or give other images."
+            ) from error
+        said = told(error, model, x)
+        if said is error:
+            raise
+        raise said from error
 
 
-def _logits(found: object, num_classes: int, where: str) -> Tensor:
+def _logits(found: object, num_classes: int, where: str, device: torch.device) -> Tensor:
     """The output, checked to be logits."""
     wanted = f"the model must return logits (B, {num_classes}){where}, it returned"
     if isinstance(found, tuple | list):
@@ -77,6 +80,12 @@ def _logits(found: object, num_classes: int, where: str) -> Tensor:
         raise UserError(f"{wanted} {type(found).__name__}. Wrap it to return the logits alone.")
     if found.shape != (2, num_classes):
         raise UserError(f"{wanted} {tuple(found.shape)} for 2 images. Its last layer needs {num_classes} outputs.")
+    check_kind(found, device)
+    if found.dtype in HALF:
+        raise UserError(
+            f"the logits of the model are {found.dtype}{where}; the loss is fp32. Return logits.float(), and for speed "
+            "train with --precision bf16."
+        )
     if not found.requires_grad:
         raise UserError("the logits of the model do not depend on its parameters by a differentiable path.")
     if broken := int((~found.detach().isfinite().all(dim=1)).sum()):

@@ -13,6 +13,7 @@ from torch import nn
 
 from sparring import engine as engines
 from sparring import models
+from sparring.attacks.failures import check_values
 from sparring.data import Dataset, Passing, Training, as_pixels, mixes_labels
 from sparring.engine import Engine
 from sparring.errors import UserError
@@ -45,7 +46,9 @@ def begin(
     """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(derive_seed(config.seed, Draw.WEIGHTS))  # the CPU's; CUDA's is untouched
-        network = _network(facts, model, fetch).to(device)
+        network = _network(facts, model, fetch)
+        check_values(network)
+        network = network.to(device)
     if not models.built_in(config.model):
         with own_draws(config, device, 0, 0):
             given = {name: facts[name] for name in ("num_classes", "channels")}

@@ -265,13 +265,13 @@ def _as_numbers(tensors: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
         numbers[key] = tensor.detach().to(torch.float32) if tensor.is_floating_point() else tensor.detach()
         if not math.isfinite(numbers[key].sum(dtype=torch.float64).item()):  # NaN and infinity survive a sum
             raise UserError(
-                f"{path}: {key} holds numbers that are not finite: the training diverged. Use another file."
+                f"{path}: {shown(key)} holds numbers that are not finite: the training diverged. Use another file."
             )
     return numbers
 
 
 def _not_dense(path: Path, key: str) -> UserError:
-    return UserError(f"{path}: {key} is not a dense tensor of real numbers. Save the weights dense, in float32.")
+    return UserError(f"{path}: {shown(key)} is not a dense tensor of real numbers. Save the weights dense, in float32.")
 
 
 def _listed(names: Sequence[object], most: int = 4) -> str:

@@ -13,10 +13,12 @@ import torch
 from torch import Tensor
 
 from sparring.attacks import Model, ball, friendly_pgd, losses, pgd
-from sparring.attacks.eval_mode import eval_mode
+from sparring.attacks.eval_mode import eval_mode, input_gradient
 from sparring.attacks.losses import InnerLoss
 from sparring.attacks.pgd import Iterate, pgd_loop
 from sparring.attacks.threat import Norm
+
+MOMENTUM = 0.9  # of the smoothed gradient: the mean of about ten steps
 
 
 @dataclass(frozen=True)
@@ -167,3 +169,57 @@ def settled(model: Model, x: Tensor, y: Tensor, *, eps: float, steps: int, norm:
     x_adv = pgd(model, x, y, eps=eps, step_size=2.5 * eps / steps, steps=steps, start=None, norm=norm)
     with torch.no_grad():
         return model(x_adv).argmax(dim=1) == y
+
+
+def smoothed(
+    model: Model,
+    x: Tensor,
+    y: Tensor,
+    *,
+    eps: float,
+    steps: int,
+    samples: int,
+    generator: torch.Generator,
+    norm: Norm = "linf",
+) -> Tensor:
+    """Which images withstand PGD on a smoothed gradient: of the margin, averaged over the ball around every iterate.
+
+    Each step follows the sum of the gradients at the iterate and at `samples` random points within eps of it, with
+    momentum. Steps and ripples that are narrower than the ball average out; the slope of the function remains. An
+    image stops where it is first wrong.
+    """
+    if len(x) == 0:
+        return torch.ones_like(y, dtype=torch.bool)
+    here, momentum = x, torch.zeros_like(x)
+
+    def look(at: Iterate) -> None:
+        nonlocal here
+        here = here.index_copy(0, at.rows, at.x_adv)
+
+    def direction(gradient: Tensor, rows: Tensor) -> Tensor:
+        total = gradient.nan_to_num(0.0, 0.0, 0.0)
+        for _ in range(samples):
+            noise = eps * ball.draw_in_ball(x[rows], generator, norm)
+            point = (here[rows] + noise).clamp(0.0, 1.0).requires_grad_()
+            total += input_gradient(losses.margin(model(point), y[rows]), point).nan_to_num(0.0, 0.0, 0.0)
+        size = total.abs().flatten(1).mean(dim=1).clamp_min(torch.finfo(x.dtype).tiny)
+        momentum[rows] = MOMENTUM * momentum[rows] + total / size.view(-1, *[1] * (x.ndim - 1))
+        return ball.steepest(momentum[rows], norm)
+
+    with eval_mode(model):
+        found = pgd_loop(
+            model,
+            x,
+            y,
+            start=x,
+            eps=eps,
+            step_size=2.5 * eps / steps,
+            steps=steps,
+            norm=norm,
+            loss=InnerLoss("cw", model, x),
+            stop=lambda at: at.logits.argmax(dim=1) != at.y,
+            hook=look,
+            direction=direction,
+        )
+        with torch.no_grad():
+            return model(found.x_adv).argmax(dim=1) == y
