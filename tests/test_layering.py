@@ -16,7 +16,7 @@ HOUSE: dict[str, list[str]] = {
     "seeds": [],
     "shares": [],
     "schedules": [],
-    "files": ["regular", "schema", "json_text", "opcodes"],
+    "files": ["regular", "schema", "json_text", "result_json", "leftovers", "opcodes"],
     "attacks": [
         "threat",
         "checks",
@@ -173,6 +173,7 @@ HOUSE: dict[str, list[str]] = {
         "content",
         "method_charts",
         "page",
+        "evaluations",
         "gather",
         "entries",
         "averages",

@@ -70,6 +70,11 @@ def one_of(*allowed: object) -> Check:
     return check
 
 
+def both(*checks: Check) -> Check:
+    """What all of the checks take: types first, then what the parts must be to one another."""
+    return lambda value: next((wrong for one in checks if (wrong := one(value))), "")
+
+
 def nothing_or(check: Check) -> Check:
     """Null, or what another check takes."""
     return lambda value: "" if value is None else check(value)

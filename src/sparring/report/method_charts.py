@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 from markupsafe import Markup
@@ -209,13 +210,17 @@ def _tradeoff_points(methods: Sequence[Method], robust: str) -> tuple[str, dict[
 
 
 def _series(methods: Sequence[Method], key: str, times: float) -> dict[str, tuple[list[float], list[float]]]:
-    """(epochs, values) of every method that recorded any."""
+    """(epochs, values) of every method that recorded any. A loss that is not finite has no place in a drawing."""
     series = {}
     for method in methods:
-        kept = [(record["epoch"], times * record[key]) for record in method.history if record.get(key) is not None]
+        kept = [(record["epoch"], times * record[key]) for record in method.history if _drawn(record.get(key))]
         if kept:
             series[method.name] = ([epoch for epoch, _ in kept], [value for _, value in kept])
     return series
+
+
+def _drawn(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def _bands(methods: Sequence[Method], key: str, times: float) -> dict[str, list[float]]:
@@ -224,7 +229,7 @@ def _bands(methods: Sequence[Method], key: str, times: float) -> dict[str, list[
         method.name: [
             times * band.get(key, 0.0)
             for record, band in zip(method.history, method.bands, strict=True)
-            if record.get(key) is not None
+            if _drawn(record.get(key))
         ]
         for method in methods
         if method.bands
