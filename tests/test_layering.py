@@ -182,6 +182,7 @@ HOUSE: dict[str, list[str]] = {
         "extremes",
         "bound",
         "specs",
+        "result_schema",
         "results",
         "plan",
         "cost",

@@ -143,6 +143,22 @@ def fields(*, optional: Collection[str] = (), others: Check | None = None, **che
     return check
 
 
+def having(names: Collection[str], item: Check) -> Check:
+    """An object with the given names, whose values all pass one check; others may stand beside them."""
+
+    def check(value: object) -> str:
+        if not isinstance(value, dict):
+            return _must("be an object", value)
+        for name in names:
+            if name not in value:
+                return f"it has no {name!r}"
+            if wrong := item(value[name]):
+                return _at(name, wrong)
+        return ""
+
+    return check
+
+
 def _must(what: str, value: object) -> str:
     kind = f"{type(value).__name__} of {len(value)}" if isinstance(value, dict | list) else shown(repr(value))
     return f"it must {what}, got {kind}"

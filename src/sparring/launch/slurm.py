@@ -22,12 +22,17 @@ from pathlib import Path
 from typing import Any
 
 from sparring.errors import UserError
+from sparring.files.json_text import read_json
+from sparring.files.schema import table
+from sparring.files.schema import text as a_text
 from sparring.launch import job
 from sparring.launch.unit import Unit
 from sparring.training.checkpoint import write_text
 from sparring.training.run_folder import claimed
 
 JOBS = "jobs.json"
+_JOBS = table(a_text(100))  # job ids by the names of units
+_FIX = "Delete it once no job of it is in the queue (squeue --me): it only says which are."
 NOTICE = 90  # seconds between the signal and a job's end; a run saves after its step
 _OURS = ("array", "error", "open-mode", "output", "requeue", "signal")  # what submitit and this module need themselves
 
@@ -136,13 +141,8 @@ def submitted(folder: Path) -> dict[str, str]:
     path = folder / JOBS
     if not path.exists():
         return {}
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        return {str(name): str(number) for name, number in found.items()}
-    except (ValueError, AttributeError):
-        raise UserError(
-            f"{path} is damaged. Delete it once no job of it is in the queue (squeue --me): it only says which are."
-        ) from None
+    found: dict[str, str] = read_json(path, _JOBS, fix=_FIX)
+    return found
 
 
 def states(numbers: Collection[str]) -> dict[str, str]:

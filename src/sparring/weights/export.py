@@ -109,7 +109,7 @@ def export(
 def described(facts: Mapping[str, Any], source: Path) -> tuple[dict[str, Any], list[str]]:
     """What a checkpoint records, with the threat and the measurements that its run folder adds, and notes on these."""
     if source.name not in (run_folder.LAST, run_folder.BEST):
-        return dict(facts), []
+        return measured.trusted(facts, source)
     threat = measured.threat(source.parent)
     records, notes = measured.records(source.parent, which=source.stem, epoch=facts.get("epoch"))
     more = {"threat": threat, "measured": records}

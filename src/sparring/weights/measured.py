@@ -13,10 +13,48 @@ from typing import Any
 
 from sparring.errors import UserError
 from sparring.files.json_text import read_json
-from sparring.files.result_json import RESULT
+from sparring.files.result_json import NAME, RESULT, SHARE
+from sparring.files.schema import anything, fields, items, nothing_or, number, text, whole
 from sparring.training import run_folder
 
 _OF_THE_ATTACK = ("accuracy", "spread", "n", "eps", "steps", "step_size", "loss", "start", "restarts", "precision")
+
+
+# What `records` and `threat` return, as an exported file keeps it.
+_RECORDS = items(
+    fields(
+        attack=NAME,
+        accuracy=SHARE,
+        spread=nothing_or(SHARE),
+        n=whole(1),
+        eps=number(0, 1e6),
+        norm=NAME,
+        steps=whole(),
+        step_size=number(0, 1e6),
+        loss=NAME,
+        start=nothing_or(NAME),
+        restarts=whole(),
+        precision=NAME,
+        over=nothing_or(items(NAME, most=1000)),
+        protocols=items(NAME, most=1000),
+        doubts=items(NAME, most=1000),
+        data=text(),
+        device=text(),
+        torch=text(),
+        sparring=text(),
+        command=nothing_or(text()),
+        others=anything,
+    ),
+    most=10_000,
+)
+_THREAT = nothing_or(fields(norm=NAME, eps=number(0, 1e6), others=anything))
+
+
+def trusted(facts: Mapping[str, Any], source: Path) -> tuple[dict[str, Any], list[str]]:
+    """The facts of an exported file, without a threat or measurements that no export writes, and notes on these."""
+    wrong = {"measured": _RECORDS(facts.get("measured", [])), "threat": _THREAT(facts.get("threat"))}
+    notes = [f"left out what {source.name} records as {name!r}: {why}." for name, why in wrong.items() if why]
+    return {name: value for name, value in facts.items() if not wrong.get(name)}, notes
 
 
 def threat(folder: Path) -> dict[str, Any] | None:
@@ -38,17 +76,17 @@ def records(folder: Path, *, which: str, epoch: int | None) -> tuple[list[dict[s
         if path.name.startswith("bound"):  # of `sparring bound`: losses, not accuracies
             continue
         try:
-            whole = read_json(path, RESULT)
+            written = read_json(path, RESULT)
         except UserError as error:
             notes.append(f"left out {path.name}: {error}")
             continue
-        about = whole["about"]
+        about = written["about"]
         if about.get("which", which) != which:
             continue
         if (measured := about.get("facts", {}).get("epoch")) != epoch:
             notes.append(f"left out {path.name}: it was measured at epoch {measured}.")
             continue
-        found += [_record(record, whole) for record in whole["records"]]
+        found += [_record(record, written) for record in written["records"]]
     distinct = {json.dumps(_settings(record), sort_keys=True): record for record in found}
     return sorted(distinct.values(), key=_rank), notes
 
