@@ -30,12 +30,12 @@ class Damaged(UserError):
     """A file was read, and is not what it should be."""
 
 
-def read_text(path: Path, *, most: int = MOST, fix: str = FIX) -> str:
-    """The text of a regular file of at most `most` bytes.
+def read_bytes(path: Path, *, most: int = MOST, fix: str = FIX) -> bytes:
+    """The content of a regular file of at most `most` bytes.
 
     Raises:
         Unreadable: there is no such file, or reading it failed.
-        Damaged: it is longer than that, or not UTF-8.
+        Damaged: it is longer than that.
     """
     if irregular(path):
         try:
@@ -50,8 +50,13 @@ def read_text(path: Path, *, most: int = MOST, fix: str = FIX) -> str:
         raise Unreadable(f"cannot read {path}: {reason}. Check the disk and its permissions, and try again.") from None
     if len(content) > most:
         raise Damaged(f"{path} is damaged: it is longer than {most:,} bytes. {fix}")
+    return content
+
+
+def read_text(path: Path, *, most: int = MOST, fix: str = FIX) -> str:
+    """The text of a regular file; see `read_bytes`. What is not UTF-8 is damaged."""
     try:
-        return content.decode("utf-8")
+        return read_bytes(path, most=most, fix=fix).decode("utf-8")
     except UnicodeDecodeError:
         raise Damaged(f"{path} is damaged: it is not UTF-8. {fix}") from None
 

@@ -27,7 +27,7 @@ from sparring.files.schema import (
 
 _TIME = number(0, 1e12)  # seconds
 _PLACE = fields(device=NAME, torch=NAME, at_once=nothing_or(whole()), optional=("at_once",), others=anything)
-_POINT = items(number(-1e9, 1e9), least=2, most=2)
+_POINT = items(number(-1e15, 1e15), least=2, most=2)
 _SETS = ("natural", "pgd", "friendly")
 _HISTORY = fields(
     epoch=items(whole(1)),
@@ -90,10 +90,7 @@ def _mixture(measure: Mapping[str, Any]) -> Check:
             points=having(layers, fields(pca=sets, tsne=sets)),
             others=anything,
         ),
-        lambda found: _paired(
-            found,
-            [found["points"][layer][plane][name] for layer in layers for plane in ("pca", "tsne") for name in _SETS],
-        ),
+        lambda found: _paired(found, _sets(found, layers)),
     )
 
 
