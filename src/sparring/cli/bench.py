@@ -32,6 +32,7 @@ from sparring.data import load
 from sparring.engine import on
 from sparring.errors import RunFailed, UserError, unknown
 from sparring.files.json_text import read_json
+from sparring.files.leftovers import sweep
 from sparring.files.schema import anything, fields, table
 from sparring.training import run_folder, torchrun
 from sparring.training.checkpoint import write_text
@@ -99,6 +100,7 @@ def run(argv: list[str]) -> int:
     fat_of(config)
     if asked.json.is_dir() or not asked.json.parent.is_dir():
         raise UserError(f"--json {asked.json} cannot be written. Name a file in a folder that exists.")
+    sweep(asked.json.parent, asked.json.name.__eq__)
     with on(device), joined(device, asked.backend) as world, silent_unless(world.first):
         if not asked.only or set(asked.only) - {ABLATION, SCALING}:
             _measure(recipe.name, config, device, asked)

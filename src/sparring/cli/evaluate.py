@@ -31,6 +31,7 @@ from sparring.evaluation.protocols import find
 from sparring.evaluation.sanity.checks import WHY
 from sparring.evaluation.sanity.explain import page
 from sparring.files.json_text import Damaged, read_json
+from sparring.files.leftovers import sweep
 from sparring.files.schema import anything, fields, text
 from sparring.training import run_folder
 from sparring.training.checkpoint import read_facts, write_text
@@ -385,6 +386,9 @@ def open_results(path: Path, *, out: Path | None, json: Path | None, file: str) 
         make_folder(json.parent, "--json")
         if json.is_dir():
             raise UserError(f"{json} is a folder. Give a file: --json {json / 'result.json'}.")
+        sweep(json.parent, json.name.__eq__)
+    # A folder that the user named may hold what others write; the one beside a model is ours.
+    sweep(folder, lambda name: name.endswith(".json") if out is None else name == file)
     return folder
 
 

@@ -15,6 +15,7 @@ import tyro
 
 from sparring.cli.arguments import name_model, parse
 from sparring.errors import UserError
+from sparring.files.leftovers import sweep
 from sparring.paper import specs
 from sparring.paper.collect import collect
 from sparring.paper.render import exhibit
@@ -66,6 +67,7 @@ def run(argv: list[str]) -> int:
         raise UserError(f"--strips must be at least 0, got {options.strips}. Write 0 for none.")
     if options.out.is_dir():
         raise UserError(f"{options.out} is a folder. Name a file: --out {options.out / 'report.html'}.")
+    sweep(options.out.parent, options.out.name.__eq__)
     given = expanded(options.paths)
     results = [path for path in given if is_result(path)]
     found = {path: run_folders(path) for path in given if path not in results}

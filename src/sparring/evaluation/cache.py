@@ -25,6 +25,7 @@ from sparring.attacks.checks import Model
 from sparring.errors import UserError
 from sparring.evaluation.protocols import Settings
 from sparring.files.json_text import Damaged, read_bytes
+from sparring.files.leftovers import sweep
 from sparring.training.checkpoint import replacing
 from sparring.training.distributed import ALONE, World
 
@@ -86,6 +87,7 @@ class Store:
                 folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise UserError(f"cannot create the folder {folder}: {error.strerror}. Choose another.") from None
+            sweep(folder, lambda name: name.endswith(".npz"))
 
     def open(self, name: str, settings: Settings, *, precision: str, seed: int, part: str) -> Ledger:
         """The ledger of one attack, seed and part: as it was saved, or empty."""

@@ -23,6 +23,7 @@ from typing import Any
 
 from sparring.errors import UserError
 from sparring.files.json_text import read_json
+from sparring.files.leftovers import sweep
 from sparring.files.schema import table
 from sparring.files.schema import text as a_text
 from sparring.launch import job
@@ -111,6 +112,7 @@ def submit(units: Sequence[Unit], folder: Path, asked: Slurm, *, name: str) -> S
     """
     check_here()
     with claimed(folder, by="command that submits jobs"):
+        sweep(folder, JOBS.__eq__)
         known = submitted(folder)
         queued = {unit.name: known[unit.name] for unit in units if unit.name in known}
         alive = states(queued.values())
