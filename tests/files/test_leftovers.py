@@ -85,7 +85,6 @@ def test_commands_sweep_where_they_write(tmp_path, dead, monkeypatch, capsys):
     left += [
         leave(Path("results"), "headline.md", dead),
         leave(Path(), "page.html", dead),
-        leave(Path(), "b.json", dead),
     ]
     foreign = [leave(home, "notes.json", dead), leave(Path(), "other.html", dead)]
     assert main(["report", "none", "--out", "page.html"]) == 2
