@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -79,7 +80,8 @@ def file_name(row: str, scale: str, seed: int) -> str:
 def write(path: Path, result: Mapping[str, Any]) -> None:
     """Write a result and make its folders. A file with another declaration is renamed to *.old."""
     if _differs(path, result):
-        path.replace(path.with_name(f"{path.name}.old"))
+        with suppress(FileNotFoundError):  # another process has put it aside
+            path.replace(path.with_name(f"{path.name}.old"))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
