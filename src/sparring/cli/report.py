@@ -25,7 +25,7 @@ from sparring.report.content import Exhibit, Method, Sweep
 from sparring.report.entries import expanded, is_result, run_folders
 from sparring.report.gather import Run, open_run, rows_of, rows_of_file, strips
 from sparring.report.identity import to_show
-from sparring.report.labels import labels, without_seed
+from sparring.report.labels import labels, several, without_seed
 from sparring.report.method_charts import sweep_drawings
 from sparring.report.page import write_page
 from sparring.report.settings import by_seed, cell, common, differing, headings
@@ -39,6 +39,8 @@ Examples:
   sparring report results/table1 results/fig-tau
   sparring report runs/first runs/second --out compare.html
   sparring report mine.json runs/first"""
+
+_NAMED = 100  # files or folders that a page names one by one
 
 
 @dataclass(frozen=True)
@@ -89,17 +91,12 @@ def run(argv: list[str]) -> int:
         for run in group
     }
     methods = [row for name, group in groups.items() for row in _averaged(name, group)] + foreign
-    left_out = " ".join(
-        filter(
-            None,
-            [
-                *(f"Left out: {why}" for why in [*unread, *damaged]),
-                *(f"Left out: {why}" for run in ready for why in run.evaluations.damaged),
-                _left_out("no finished epoch", young),
-                _left_out("not an evaluation", [path for run in ready for path in run.evaluations.others]),
-            ],
-        )
-    )
+    wrong = [*unread, *damaged, *(why for run in ready for why in run.evaluations.damaged)]
+    notes = [f"Left out: {why}" for why in wrong[:_NAMED]]
+    notes += [f"Left out: {len(wrong) - _NAMED:,} more that cannot be read."] if len(wrong) > _NAMED else []
+    notes.append(_left_out("no finished epoch", young))
+    notes.append(_left_out("not an evaluation", [path for run in ready for path in run.evaluations.others]))
+    left_out = " ".join(filter(None, notes))
     if not methods and not exhibits:
         where = ", ".join(map(str, options.paths))
         raise UserError(
@@ -114,7 +111,7 @@ def run(argv: list[str]) -> int:
         "Command": shlex.join(["sparring", "report", *argv]),
     }
     if any(name != folder.name for folder, name in names.items()):
-        facts["Runs"] = "; ".join(f"{name}: {folder}" for folder, name in names.items())
+        facts["Runs"] = several([f"{name}: {folder}" for folder, name in names.items()], _NAMED)
     write_page(
         options.out,
         title=options.title or _title(methods, exhibits, len(names) + len(results)),
@@ -238,7 +235,7 @@ def _weak(methods: list[Method]) -> str:
 
 def _left_out(why: str, paths: list[Path]) -> str:
     """'Left out (why): a, b.'; '' without paths."""
-    return f"Left out ({why}): {', '.join(map(str, paths))}." if paths else ""
+    return f"Left out ({why}): {several([str(path) for path in paths], _NAMED)}." if paths else ""
 
 
 def _strips(
@@ -272,7 +269,7 @@ def _hardware(runs: Sequence[Run], names: Mapping[Path, str]) -> str:
         found.setdefault(run.hardware, []).append(names[run.folder])
     if len(found) == 1:
         return next(iter(found))
-    return ". ".join(f"{', '.join(each)}: {where}" for where, each in found.items())
+    return ". ".join(f"{several(each)}: {where}" for where, each in found.items())
 
 
 def _title(methods: list[Method], exhibits: list[Exhibit], count: int) -> str:
@@ -292,7 +289,7 @@ def _lead(methods: list[Method], exhibits: list[Exhibit], runs: int, results: in
     parts = []
     if methods:
         counted = [f"{n} {word}{'s' if n > 1 else ''}" for n, word in ((runs, "run"), (results, "result")) if n]
-        parts.append(f"{' and '.join(counted)}: {', '.join(_names(methods))}.")
+        parts.append(f"{' and '.join(counted)}: {several(_names(methods))}.")
     if exhibits:
         items = [one.where for one in exhibits if not one.board]
         others = [one.where for one in exhibits if one.board]
