@@ -19,7 +19,7 @@ from tests.paper.tiny import COURSE, TABLE, planned
 
 # Children are forked from a server that has imported what they run: a start takes milliseconds instead of seconds. The
 # server is one for all tests of a worker, so this is set before its first use.
-FORKED = ["bench.test_scaling", "evaluation.test_distributed", "objectives.test_own_loop"]
+FORKED = ["bench.test_scaling", "cli.test_at_once", "evaluation.test_distributed", "objectives.test_own_loop"]
 FORKED += ["training.test_distributed", "training.test_loop", "training.test_torchrun"]
 multiprocessing.get_context("forkserver").set_forkserver_preload(
     [*(f"tests.{name}" for name in FORKED), "sklearn.datasets", "torch._dynamo"]

@@ -87,10 +87,10 @@ def test_unfinished_and_damaged_runs_are_one_line_each(sparring, runs):
     assert said.code == 0 and said.err == ""
     assert "unfinished: runs/b-seed0 (2 of 5 epochs, natural 50.00 %, PGD-10 90.00 %)" in said.out
     assert "unfinished: runs/young (0 of 2 epochs)" in said.out
-    assert said.out.count("damaged, left out: runs/torn/config.json is damaged") == 1
-    assert said.out.count("damaged, left out: runs/cut/metrics.jsonl was edited or damaged: ") == 1
+    assert said.out.count("left out: runs/torn/config.json is damaged") == 1
+    assert said.out.count("left out: runs/cut/metrics.jsonl was edited or damaged: ") == 1
     as_csv = sparring("compare", "runs", "--csv")
-    assert as_csv.code == 0 and as_csv.err.count("damaged, left out") == 2
+    assert as_csv.code == 0 and as_csv.err.count("left out: ") == 2
     assert {row["status"] for row in csv.DictReader(io.StringIO(as_csv.out))} == {"finished", "unfinished"}
     sparring("compare", "runs/torn").user_error("config.json is damaged")
     assert sparring("compare", "runs/young").code == 0

@@ -219,6 +219,7 @@ def add_evaluation(folder, name, change):
 
 def all_wrong(facts):
     for record in facts["records"]:
+        record["accuracy"] = 0.0
         for one in record["runs"]:
             one["correct"] = "0" * len(one["correct"])
 

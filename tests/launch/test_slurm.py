@@ -119,7 +119,7 @@ def test_a_silent_slurm_submits_nothing(cluster, tmp_path):
 
 def test_damaged_memory(cluster, tmp_path):
     (tmp_path / "jobs.json").write_text("[1,")
-    with pytest.raises(UserError, match=r"jobs\.json is damaged. Delete it"):
+    with pytest.raises(UserError, match=r"jobs\.json is damaged: it is not JSON\. Delete it"):
         submit(UNITS, tmp_path, Slurm(), name="tau")
 
 

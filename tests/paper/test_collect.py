@@ -17,7 +17,11 @@ def copy(measured, folder, item=TABLE, row="fat", scale="lite", seed=0, **change
     """Write the result of a row as one of this scale and seed, with further changes."""
     (job,) = planned(item, measured, rows=(row,))
     (wanted,) = planned(item, folder, rows=(row,), scale=scale, seeds=(seed,))
-    results.write(wanted.path, {**results.read(job.path), **wanted.declared, "scale": scale, "seed": seed, **change})
+    whole = {**results.read(job.path), **wanted.declared, "scale": scale, "seed": seed}
+    if wanted.config is not None:  # as long a history as its configuration says
+        epochs = wanted.config.epochs
+        whole["history"] = {name: [*values, *values][:epochs] for name, values in whole["history"].items()}
+    results.write(wanted.path, {**whole, **change})
     return wanted
 
 

@@ -15,6 +15,7 @@ from sparring.paper import Stopped, Workspace, carry_out, results, run
 from sparring.paper.collect import collect
 from sparring.paper.notes import notes
 from sparring.paper.plan import remaining, state
+from sparring.paper.result_schema import unpack
 from sparring.paper.specs import Robustness
 from sparring.report import gather
 from sparring.training import config as configs
@@ -59,7 +60,7 @@ def test_a_result_records_what_was_trained_and_measured_and_how(measured):
     assert result["wall_seconds"] > result["training_seconds"] > 0 and result["environment"]["torch"]
     assert job.path.stat().st_size < 10_000
     for fact in attacks.values():  # the verdicts agree with the accuracy
-        assert sum(results.unpack(fact["right"], fact["n"])) == round(fact["accuracy"] * fact["n"])
+        assert sum(unpack(fact["right"], fact["n"])) == round(fact["accuracy"] * fact["n"])
 
 
 def test_the_run_folder_has_the_evaluation_too(measured):

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import csv
 import errno
+import gc
+import io
 import json
+import os
 import sys
+import threading
 from dataclasses import replace
 from types import ModuleType
 
@@ -54,6 +58,65 @@ def test_events_are_written(tmp_path):
     (path,) = tmp_path.glob("events.*")
     written = path.read_bytes()
     assert b"natural" in written and b"own" not in written
+
+
+def test_tensorboard_reads_the_events_and_hides_those_of_an_earlier_start(tmp_path):
+    pytest.importorskip("tensorboard", reason="comes with pip install -e '.[dev]'")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for first, epochs in ((1, (1, 2, 3)), (3, (3, 4))):  # the second start repeats epoch 3
+        board = TensorBoard(tmp_path, first)
+        for epoch in epochs:
+            board.add({"epoch": epoch, "natural": epoch / 10 + first, "loss": float("nan"), "own": None})
+        board.close()
+    assert len(list(tmp_path.glob("events.out.tfevents.*"))) == 2
+    read = EventAccumulator(str(tmp_path))
+    read.Reload()
+    assert read.Tags()["scalars"] == ["epoch", "natural", "loss"]
+    found = [(event.step, round(event.value, 4)) for event in read.Scalars("natural")]
+    assert found == [(1, 1.1), (2, 1.2), (3, 3.3), (4, 3.4)]
+
+
+@pytest.mark.parametrize("fault", ["full", "half", "gone"])
+def test_events_that_cannot_be_written_cost_one_note_and_no_traceback(tmp_path, small, fault, capfd, monkeypatch):
+    """No thread is left to print: what is reported is reported here, once."""
+    pytest.importorskip("tensorboard", reason="comes with pip install -e '.[dev]'")
+    monkeypatch.setattr(threading, "excepthook", lambda given: pytest.fail(str(given)))
+    folder, threads = tmp_path / "run", threading.active_count()
+    folder.mkdir()
+    log = EpochLog("tensorboard", lambda config, epoch: TensorBoard(folder, epoch))
+    if fault == "gone":
+        folder.rmdir()
+    log.begin(small, steps=1, epoch=1, engine="")
+    if fault == "full":
+        log.log.file = io.FileIO("/dev/full", "wb")  # every write: no space left on device
+    elif fault == "half":
+        log.log.file = Half(log.log.file)
+    whole = sum(path.stat().st_size for path in folder.glob("events.*"))
+    for epoch in (1, 2):
+        log.epoch({"epoch": epoch, "natural": 0.5}, best=False)
+    log.end()
+    del log
+    gc.collect()  # a buffer that is flushed here would print
+    said = capfd.readouterr().err
+    why = "No such file or directory" if fault == "gone" else "No space left on device"
+    assert said.count("\n") == 1 and why in said and said.endswith("The run goes on.\n"), said
+    assert threading.active_count() == threads
+    assert sum(path.stat().st_size for path in folder.glob("events.*")) == whole  # no half of a record is left
+
+
+class Half(io.FileIO):
+    """A file on a disk with room for five more bytes."""
+
+    def __init__(self, file):
+        super().__init__(file.name, "ab")
+        file.close()
+        self.begun = self.tell()
+
+    def write(self, content):
+        if self.tell() > self.begun:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return super().write(content[:5])
 
 
 @pytest.mark.parametrize("broken", ["start", "add", "close"])
@@ -166,7 +229,7 @@ def test_a_wrong_tracker_is_refused_before_a_folder_is_made(tmp_path, small, giv
 
 
 def test_tensorboard_by_default_is_no_error_where_it_is_missing(tmp_path, small, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    monkeypatch.setitem(sys.modules, "tensorboard.summary.writer.record_writer", None)
     followers = follow(None, tmp_path, tensorboard=True)
     followers.begin(small, steps=1, epoch=1, engine="")
     followers.epoch({"epoch": 1}, best=False)

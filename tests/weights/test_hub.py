@@ -49,14 +49,17 @@ def evaluation(*records: dict[str, Any], which: str = "last", epoch: int = 3, do
     """The JSON of an evaluation."""
     about = {"which": which, "facts": {"epoch": epoch}, "data": "digits", "command": "sparring evaluate MODEL"}
     software = {"device": "a device", "torch": "2.x", "sparring": "0.x"}
-    found = {"about": about, "software": software, "doubts": [{"name": name} for name in doubts]}
+    raised = [{"name": name, "why": "", "evidence": ""} for name in doubts]
+    found = {"n": 450, "about": about, "software": software, "doubts": raised}
     return json.dumps({**found, "records": list(records)})
 
 
 def record(name: str, accuracy: float, **changes: Any) -> dict[str, Any]:
     settings = {"n": 450, "eps": 0.3, "steps": 20, "step_size": 0.03, "loss": "ce", "start": "uniform", "restarts": 1}
-    more = {"precision": "fp32", "spread": None, "detail": {}, "serves": [f"{name}@mart"], "runs": [{"seed": 0}]}
-    return {"name": name, "accuracy": accuracy, **settings, **more, **changes}
+    right = round(450 * accuracy)
+    runs = [{"seed": 0, "accuracy": right / 450, "seconds": 1.0, "correct": "1" * right + "0" * (450 - right)}]
+    more = {"precision": "fp32", "spread": None, "detail": {}, "serves": [f"{name}@mart"], "runs": runs, "seconds": 1.0}
+    return {"name": name, "accuracy": right / 450, **settings, **more, **changes}
 
 
 def test_the_folder_loads_here_and_by_the_mixin(tmp_path: Path, run: Path, model: nn.Module) -> None:

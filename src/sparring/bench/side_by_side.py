@@ -19,10 +19,16 @@ import torch
 from sparring.bench.training import TimedTraining
 from sparring.data import load
 from sparring.engine import on
+from sparring.files.json_text import read_json
+from sparring.files.schema import anything, fields, items, number, table, text, whole
+from sparring.training.checkpoint import write_text
 from sparring.training.config import Config, from_json, to_json
 from sparring.training.gpu_sharing import run_together
 
 _TASK = "task.json"
+_TASK_OF_A_RUN = fields(
+    config=table(anything), count=whole(1), device=text(100), images=whole(1), tau=whole(), rounds=whole(1)
+)
 
 
 def images_per_second(
@@ -35,12 +41,13 @@ def images_per_second(
         (Path(folder) / _TASK).write_text(json.dumps(task))
         words = [sys.executable, "-m", "sparring.bench.side_by_side", folder]
         run_together([[*words, str(seed)] for seed in range(count)], device=device, share=share)
-        found = [json.loads((Path(folder) / f"done-{seed}").read_text()) for seed in range(count)]
+        speeds_of = items(number(0, 1e15), least=rounds, most=rounds)
+        found = [read_json(Path(folder) / f"done-{seed}", speeds_of) for seed in range(count)]
     return [float(sum(speeds)) for speeds in zip(*found, strict=True)]
 
 
 def _one(folder: Path, seed: int) -> None:
-    task = json.loads((folder / _TASK).read_text())
+    task = read_json(folder / _TASK, _TASK_OF_A_RUN)
     config = replace(from_json(task["config"]), seed=seed)
     device = torch.device(task["device"])
     with on(device):
@@ -52,7 +59,7 @@ def _one(folder: Path, seed: int) -> None:
             time.sleep(0.01)
         rows = [training.epoch(2 + epoch, task["tau"]) for epoch in range(task["rounds"])]
         found = [row["images"] / row["seconds"] for row in rows]
-        (folder / f"done-{seed}").write_text(json.dumps(found))
+        write_text(folder / f"done-{seed}", json.dumps(found))
         while len(list(folder.glob("done-*"))) < task["count"]:  # the slower runs must not be alone at their end
             training.epoch(2 + task["rounds"], task["tau"])
 

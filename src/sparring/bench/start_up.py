@@ -7,8 +7,12 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from sparring.files.schema import having, number
+
 _IMPORTED = time.time()
 _PARTS = ("imports", "data", "device", "attack", "update")
+# What another process measured of its own start.
+START_UP = having(("first_step_s", "process_s", *(f"{part}_s" for part in _PARTS)), number(-1e9, 1e9))
 
 
 def start_up(given: float, began: float, attacked: float, done: float) -> dict[str, float]:

@@ -24,12 +24,16 @@ from sparring.bench import (
     scaling_in_words,
     start_in_words,
 )
+from sparring.bench.start_up import START_UP
 from sparring.bench.training import fat_of
 from sparring.cli.arguments import name_model, parse
 from sparring.cli.console import Screen, silent_unless
 from sparring.data import load
 from sparring.engine import on
 from sparring.errors import RunFailed, UserError, unknown
+from sparring.files.json_text import read_json
+from sparring.files.leftovers import sweep
+from sparring.files.schema import anything, fields, table
 from sparring.training import run_folder, torchrun
 from sparring.training.checkpoint import write_text
 from sparring.training.config import Config
@@ -96,6 +100,7 @@ def run(argv: list[str]) -> int:
     fat_of(config)
     if asked.json.is_dir() or not asked.json.parent.is_dir():
         raise UserError(f"--json {asked.json} cannot be written. Name a file in a folder that exists.")
+    sweep(asked.json.parent, asked.json.name.__eq__)
     with on(device), joined(device, asked.backend) as world, silent_unless(world.first):
         if not asked.only or set(asked.only) - {ABLATION, SCALING}:
             _measure(recipe.name, config, device, asked)
@@ -144,7 +149,7 @@ def _ablate(recipe: str, config: Config, device: torch.device, asked: Options) -
     data = load(config.data)
     found: dict[str, Any] = {"recipe": recipe, **run_folder.environment(device), "networks": {}}
     if asked.json.exists() and set(asked.only) != {ABLATION}:
-        found = json.loads(asked.json.read_text()) | {"networks": {}}
+        found = read_json(asked.json, table(anything)) | {"networks": {}}
     screen = Screen()
     default = NETWORKS if device.type == "cuda" and asked.model is None else (config.model,)
     for model in asked.parts.models or default:
@@ -182,5 +187,5 @@ def _starts(recipe: str, config: Config, device: str, without: tuple[str, ...]) 
             )
             if done.returncode:
                 raise RunFailed(f"a fresh process could not start: {done.stderr.decode()[-300:]}")
-            found[which] = json.loads(out.read_text())["start_up"]
+            found[which] = read_json(out, fields(start_up=START_UP, others=anything))["start_up"]
     return found

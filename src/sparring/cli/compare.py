@@ -18,7 +18,7 @@ from sparring.cli.arguments import parse
 from sparring.cli.console import Screen
 from sparring.errors import UserError
 from sparring.report.entries import Entry, expanded, is_result, open_result, open_run, run_folders
-from sparring.report.gather import attack_of
+from sparring.report.evaluations import attack_of
 from sparring.report.identity import to_show
 from sparring.report.labels import labels, without_seed
 from sparring.report.settings import SEED, by_seed, cell, common, differing, headings, mean
@@ -88,7 +88,7 @@ def run(argv: list[str]) -> int:
     else:
         _show(entries)
     for why in damaged:
-        print(f"damaged, left out: {why}", file=sys.stderr if options.csv else sys.stdout)
+        print(f"left out: {why}", file=sys.stderr if options.csv else sys.stdout)
     return 0
 
 
@@ -102,7 +102,10 @@ def _read(paths: Sequence[Path]) -> tuple[list[Entry], list[str]]:
     damaged: dict[str, None] = {}
     for path in expanded(paths):
         if is_result(path):
-            entries.setdefault(path.resolve(), open_result(path))
+            try:
+                entries.setdefault(path.resolve(), open_result(path))
+            except UserError as error:
+                damaged[str(error)] = None
             continue
         if not path.exists():
             raise UserError(f"{path} does not exist. Give run folders, folders of runs, or results (.json).")
@@ -114,9 +117,12 @@ def _read(paths: Sequence[Path]) -> tuple[list[Entry], list[str]]:
         for folder in folders:
             if folder.resolve() not in entries:
                 try:
-                    entries[folder.resolve()] = open_run(folder)
+                    entry = open_run(folder)
                 except UserError as error:
                     damaged[str(error)] = None
+                else:
+                    entries[folder.resolve()] = entry
+                    damaged |= dict.fromkeys(entry.damaged)
     return list(entries.values()), list(damaged)
 
 

@@ -21,6 +21,7 @@ from sparring.cli.signals import stopped
 from sparring.data import Dataset, load
 from sparring.errors import UserError
 from sparring.evaluation import evaluate
+from sparring.files.leftovers import sweep, target
 from sparring.objectives import KTauPGD, Progress
 from sparring.recipes import digits
 from sparring.report.attack_path import attack_path, choose
@@ -107,7 +108,14 @@ def _check_folder(out: Path) -> None:
         return
     page = {"index.html"} if (out / "demo.json").is_file() else set()
     own = {"demo.json", *page, *(name.lower() for name in TRIALS if (out / name.lower() / run_folder.CONFIG).is_file())}
-    others = sorted(entry.name for entry in out.iterdir() if entry.name not in own)
+    written = ("demo.json", "index.html")
+    sweep(out, written.__contains__)
+    others = sorted(
+        entry.name
+        for entry in out.iterdir()
+        if entry.name not in own
+        and (target(entry) or ("",))[0] not in written  # half-written, by a demo that was killed
+    )
     if others:
         raise UserError(f"{out} holds something else ({others[0]}). Choose an empty or a new folder with --out.")
 

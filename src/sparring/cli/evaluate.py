@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from json import loads
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -31,6 +30,9 @@ from sparring.evaluation import PROTOCOLS, Result, evaluate
 from sparring.evaluation.protocols import find
 from sparring.evaluation.sanity.checks import WHY
 from sparring.evaluation.sanity.explain import page
+from sparring.files.json_text import Damaged, read_json
+from sparring.files.leftovers import sweep
+from sparring.files.schema import anything, fields, text
 from sparring.training import run_folder
 from sparring.training.checkpoint import read_facts, write_text
 from sparring.training.distributed import Backend, World, joined, pick_device
@@ -46,6 +48,10 @@ Examples:
 
 Protocols:
 """ + "\n".join(f"  {protocol.name:14} {protocol.about}" for protocol in PROTOCOLS.values())
+
+_OF_A_MODEL = fields(
+    about=fields(model=text(4000), others=anything), others=anything
+)  # all that `_refuse_others` needs
 
 
 @dataclass(frozen=True)
@@ -380,17 +386,32 @@ def open_results(path: Path, *, out: Path | None, json: Path | None, file: str) 
         make_folder(json.parent, "--json")
         if json.is_dir():
             raise UserError(f"{json} is a folder. Give a file: --json {json / 'result.json'}.")
+        sweep(json.parent, json.name.__eq__)
+    # A folder that the user named may hold what others write; the one beside a model is ours.
+    sweep(folder, lambda name: name.endswith(".json") if out is None else name == file)
     return folder
 
 
 def _refuse_others(folder: Path, path: Path, results: Iterable[Path]) -> None:
     """Refuse a folder with another model's results: models of the same name would share it."""
     for result in results:
-        other = path
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            other = Path(loads(result.read_text(encoding="utf-8"))["about"]["model"])
-        if other.exists() and other.resolve() != path.resolve():
+        if not result.exists():
+            continue
+        try:
+            found = read_json(result, _OF_A_MODEL)
+        except Damaged:  # nothing says whose it is
+            continue
+        other = Path(found["about"]["model"])
+        if _exists(other) and other.resolve() != path.resolve():
             raise UserError(f"{folder} holds results of {other}. Choose another folder for those of {path}: --out.")
+
+
+def _exists(path: Path) -> bool:
+    """Whether there is such a file or folder; a name that no file can have is none."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False
 
 
 def _fit(model: dict[str, object], images: Dataset, path: Path, *, sized: bool) -> None:

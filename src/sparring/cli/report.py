@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ import tyro
 
 from sparring.cli.arguments import name_model, parse
 from sparring.errors import UserError
+from sparring.files.leftovers import sweep
 from sparring.paper import specs
 from sparring.paper.collect import collect
 from sparring.paper.render import exhibit
@@ -21,10 +23,9 @@ from sparring.report.attack_path import AttackPath
 from sparring.report.averages import averaged
 from sparring.report.content import Exhibit, Method, Sweep
 from sparring.report.entries import expanded, is_result, run_folders
-from sparring.report.gather import hardware, history_of, not_evaluations, rows_of_file, strips
-from sparring.report.gather import methods as rows_of
-from sparring.report.identity import settings_of, to_show
-from sparring.report.labels import labels, without_seed
+from sparring.report.gather import Run, open_run, rows_of, rows_of_file, strips
+from sparring.report.identity import to_show
+from sparring.report.labels import labels, several, without_seed
 from sparring.report.method_charts import sweep_drawings
 from sparring.report.page import write_page
 from sparring.report.settings import by_seed, cell, common, differing, headings
@@ -38,6 +39,8 @@ Examples:
   sparring report results/table1 results/fig-tau
   sparring report runs/first runs/second --out compare.html
   sparring report mine.json runs/first"""
+
+_NAMED = 100  # files or folders that a page names one by one
 
 
 @dataclass(frozen=True)
@@ -66,51 +69,49 @@ def run(argv: list[str]) -> int:
         raise UserError(f"--strips must be at least 0, got {options.strips}. Write 0 for none.")
     if options.out.is_dir():
         raise UserError(f"{options.out} is a folder. Name a file: --out {options.out / 'report.html'}.")
+    sweep(options.out.parent, options.out.name.__eq__)
     given = expanded(options.paths)
     results = [path for path in given if is_result(path)]
     found = {path: run_folders(path) for path in given if path not in results}
     folders = list({folder.resolve(): folder for each in found.values() for folder in each}.values())
     exhibits = [one for path, each in found.items() if not each for one in _exhibits(path)]
-    foreign = [row for path, name in _stems(results).items() for row in rows_of_file(path, name)]
-    damaged = {folder: why for folder in folders if (why := _damage(folder))}
-    young = [folder for folder in folders if folder not in damaged and not run_folder.read_metrics(folder)]
-    ready = [folder for folder in folders if folder not in damaged and folder not in young]
+    foreign, unread = _foreign(results)
+    runs, damaged = _opened(folders)
+    young = [run.folder for run in runs if not run.history]
+    ready = [run for run in runs if run.history]
     if not ready and not exhibits and not foreign:
-        if damaged:
-            raise UserError(next(iter(damaged.values())))
-        ready = young  # the first of them raises the error
+        if damaged or unread:
+            raise UserError([*unread, *damaged][0])
+        for run in runs:
+            rows_of(run)  # raises the error
     groups = _groups(ready)
     names = {
-        folder: name if len(group) == 1 else f"{name}, seed {seed}"
+        run.folder: name if len(group) == 1 else f"{name}, seed {run.config.seed}"
         for name, group in groups.items()
-        for folder, seed in group.items()
+        for run in group
     }
     methods = [row for name, group in groups.items() for row in _averaged(name, group)] + foreign
-    left_out = " ".join(
-        filter(
-            None,
-            [
-                *(f"Left out: {why}" for why in damaged.values()),
-                _left_out("no finished epoch", young),
-                _left_out("not an evaluation", [path for folder in ready for path in not_evaluations(folder)]),
-            ],
-        )
-    )
+    wrong = [*unread, *damaged, *(why for run in ready for why in run.evaluations.damaged)]
+    notes = [f"Left out: {why}" for why in wrong[:_NAMED]]
+    notes += [f"Left out: {len(wrong) - _NAMED:,} more that cannot be read."] if len(wrong) > _NAMED else []
+    notes.append(_left_out("no finished epoch", young))
+    notes.append(_left_out("not an evaluation", [path for run in ready for path in run.evaluations.others]))
+    left_out = " ".join(filter(None, notes))
     if not methods and not exhibits:
         where = ", ".join(map(str, options.paths))
         raise UserError(
             f"nothing to report in {where}: no run and no result. Make one: sparring reproduce fig-motivation."
         )
-    shown, strips_note = _strips(names, options.strips, options.model)
+    shown, strips_note = _strips(ready, names, options.strips, options.model)
     software = run_folder.environment(torch.device("cpu"))
     facts = {
         "Sources": ", ".join(map(str, options.paths)),
-        **({"Hardware": _hardware(names)} if names else {}),
+        **({"Hardware": _hardware(ready, names)} if names else {}),
         "Versions": "sparring {sparring}, torch {torch}, Python {python} (of the page)".format(**software),
         "Command": shlex.join(["sparring", "report", *argv]),
     }
     if any(name != folder.name for folder, name in names.items()):
-        facts["Runs"] = "; ".join(f"{name}: {folder}" for folder, name in names.items())
+        facts["Runs"] = several([f"{name}: {folder}" for folder, name in names.items()], _NAMED)
     write_page(
         options.out,
         title=options.title or _title(methods, exhibits, len(names) + len(results)),
@@ -129,39 +130,57 @@ def run(argv: list[str]) -> int:
     return 0
 
 
-def _groups(folders: Sequence[Path]) -> dict[str, dict[Path, int]]:
-    """Finished runs that differ in their seed alone, together, by name: each folder and its seed. Others are alone."""
-    opened = {folder: run_folder.open_run(folder) for folder in folders}
-    configs = {folder: run.config for folder, run in opened.items()}
-    runs = []
-    for folder, run in opened.items():
-        done = len(run_folder.read_metrics(folder)) >= run.config.epochs
-        runs.append((settings_of(run) if done else {}, folder))
-    found = by_seed(runs)
-    names = labels({group[0]: configs[group[0]] for group in found})
-    said = [without_seed(names[group[0]]) if len(group) > 1 else names[group[0]] for group in found]
-    said = [name if said.count(name) == 1 else names[group[0]] for name, group in zip(said, found, strict=True)]
-    return {name: {each: configs[each].seed for each in group} for name, group in zip(said, found, strict=True)}
+def _opened(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
+    """The runs that can be read, and why others cannot."""
+    runs, damaged = [], []
+    for folder in folders:
+        try:
+            runs.append(open_run(folder))
+        except UserError as error:
+            damaged.append(str(error))
+    return runs, damaged
 
 
-def _averaged(name: str, group: Mapping[Path, int]) -> list[Method]:
+def _foreign(results: Sequence[Path]) -> tuple[list[Method], list[str]]:
+    """The rows of the results that can be read, and why others cannot."""
+    rows, unread = [], []
+    for path, name in _stems(results).items():
+        try:
+            rows += rows_of_file(path, name)
+        except UserError as error:
+            unread.append(str(error))
+    return rows, unread
+
+
+def _groups(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Finished runs that differ in their seed alone, together, by name. Others are alone."""
+    found = by_seed([(run.settings if run.finished else {}, run) for run in runs])
+    names = labels({group[0].folder: group[0].config for group in found})
+    own = [names[group[0].folder] for group in found]
+    said = [without_seed(name) if len(group) > 1 else name for name, group in zip(own, found, strict=True)]
+    count = Counter(said)
+    said = [name if count[name] == 1 else whole for name, whole in zip(said, own, strict=True)]
+    return dict(zip(said, found, strict=True))
+
+
+def _averaged(name: str, group: Sequence[Run]) -> list[Method]:
     """The rows of a group: one per way of measuring, over the seeds that were measured so."""
     alike: dict[str, dict[int, Method]] = {}
-    for folder, seed in group.items():
-        for row in rows_of(folder, name):
-            alike.setdefault(row.measured, {})[seed] = row
+    for run in group:
+        for row in rows_of(run, name):
+            alike.setdefault(row.measured, {})[run.config.seed] = row
     return [averaged(list(rows.values()), list(rows)) for rows in alike.values()]
 
 
 def _stems(results: Sequence[Path]) -> dict[Path, str]:
     """The names of results: their files', with folders where they would be equal."""
-    stems = [path.stem for path in results]
-    return {path: path.stem if stems.count(path.stem) == 1 else str(path.with_suffix("")) for path in results}
+    stems = Counter(path.stem for path in results)
+    return {path: path.stem if stems[path.stem] == 1 else str(path.with_suffix("")) for path in results}
 
 
-def _sweep(groups: Mapping[str, Mapping[Path, int]], methods: Sequence[Method]) -> Sweep | None:
+def _sweep(groups: Mapping[str, Sequence[Run]], methods: Sequence[Method]) -> Sweep | None:
     """What differs between the runs; None for a single one."""
-    whole = [settings_of(run_folder.open_run(next(iter(group)))) for group in groups.values()]
+    whole = [group[0].settings for group in groups.values()]
     settings = dict(zip(groups, to_show(whole), strict=True))
     if len(settings) < 2:
         return None
@@ -214,23 +233,14 @@ def _weak(methods: list[Method]) -> str:
     )
 
 
-def _damage(folder: Path) -> str:
-    """The error in a run's own files; '' if they can be read."""
-    try:
-        run_folder.open_run(folder)
-        history_of(folder)
-        run_folder.read_environment(folder)
-    except UserError as error:
-        return str(error)
-    return ""
-
-
 def _left_out(why: str, paths: list[Path]) -> str:
     """'Left out (why): a, b.'; '' without paths."""
-    return f"Left out ({why}): {', '.join(map(str, paths))}." if paths else ""
+    return f"Left out ({why}): {several([str(path) for path in paths], _NAMED)}." if paths else ""
 
 
-def _strips(names: Mapping[Path, str], count: int, model: str | None = None) -> tuple[list[AttackPath], str]:
+def _strips(
+    runs: Sequence[Run], names: Mapping[Path, str], count: int, model: str | None = None
+) -> tuple[list[AttackPath], str]:
     """Strips of the most robust run that has suitable images, and a sentence: which run it is, or why there are none.
 
     Robustness is that on validation images: every run has it, measured by the same attack.
@@ -238,7 +248,8 @@ def _strips(names: Mapping[Path, str], count: int, model: str | None = None) -> 
     if not names or not count:
         return [], ""
     why_not = []
-    for folder in sorted(names, key=_robust, reverse=True):
+    for run in sorted(runs, key=lambda run: float(run.history[-1]["pgd10"]), reverse=True):
+        folder = run.folder
         try:
             paths = strips(folder, count, model)
         except UserError as error:  # for example, its data are missing
@@ -251,19 +262,14 @@ def _strips(names: Mapping[Path, str], count: int, model: str | None = None) -> 
     return [], f"No attack is shown: {why_not[0] if len(why_not) == len(names) else none}"
 
 
-def _robust(folder: Path) -> float:
-    """PGD-10 accuracy on validation images after the last epoch."""
-    return float(run_folder.read_metrics(folder)[-1]["pgd10"])
-
-
-def _hardware(names: Mapping[Path, str]) -> str:
+def _hardware(runs: Sequence[Run], names: Mapping[Path, str]) -> str:
     """The hardware of the runs, stated once if it is the same for all."""
     found: dict[str, list[str]] = {}
-    for folder, name in names.items():
-        found.setdefault(hardware(folder), []).append(name)
+    for run in runs:
+        found.setdefault(run.hardware, []).append(names[run.folder])
     if len(found) == 1:
         return next(iter(found))
-    return ". ".join(f"{', '.join(each)}: {where}" for where, each in found.items())
+    return ". ".join(f"{several(each)}: {where}" for where, each in found.items())
 
 
 def _title(methods: list[Method], exhibits: list[Exhibit], count: int) -> str:
@@ -283,7 +289,7 @@ def _lead(methods: list[Method], exhibits: list[Exhibit], runs: int, results: in
     parts = []
     if methods:
         counted = [f"{n} {word}{'s' if n > 1 else ''}" for n, word in ((runs, "run"), (results, "result")) if n]
-        parts.append(f"{' and '.join(counted)}: {', '.join(_names(methods))}.")
+        parts.append(f"{' and '.join(counted)}: {several(_names(methods))}.")
     if exhibits:
         items = [one.where for one in exhibits if not one.board]
         others = [one.where for one in exhibits if one.board]

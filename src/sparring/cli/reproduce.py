@@ -25,11 +25,13 @@ from sparring.cli.signals import breakable, stopped
 from sparring.data import describe
 from sparring.errors import RunFailed, UserError
 from sparring.evaluation.protocols import find as find_protocol
+from sparring.files.leftovers import sweep
 from sparring.launch import Unit
 from sparring.launch.slurm import DEFAULT, Slurm
 from sparring.paper import Job, Stopped, Workspace, carry_out, cost, plan, remaining, results, specs
 from sparring.paper.collect import collect
 from sparring.paper.headline import headline
+from sparring.paper.plan import home
 from sparring.paper.render import draw
 from sparring.paper.specs import Item, Robustness
 from sparring.seeds import check_seed
@@ -52,6 +54,7 @@ Examples:
   sparring reproduce table1 --draw
   sparring reproduce --draw"""
 
+HEADLINE = "headline.md"
 _PATIENCE = 3600.0  # seconds: longer work runs on a CPU only with --device cpu
 _WORTH_A_NOTE = 600.0  # seconds: longer work on a CPU is announced
 
@@ -122,6 +125,7 @@ def run(argv: list[str]) -> int:
     if options.plan:
         screen.print(list_jobs(jobs))
         return 0
+    sweep(home(options.results, item, options.limit), _written)
     finished = True
     if options.launcher == "slurm":
         if options.show:
@@ -148,6 +152,11 @@ def run(argv: list[str]) -> int:
     elif not collected.found:
         screen.print(f"Nothing of {item.name} is measured yet. Start with: sparring reproduce {item.name}")
     return 0
+
+
+def _written(name: str) -> bool:
+    """Whether the folder of an item has files of this name."""
+    return name == "table.md" or name.endswith(".png") or (name.endswith(".json") and "-seed" in name)
 
 
 def _any_at(item: Item, options: Options) -> bool:
@@ -379,13 +388,16 @@ def _command(share: Sequence[Job], options: Options, device: str) -> list[str]:
 
 def _draw_all(screen: Screen, options: Options) -> None:
     """Draw every item that has results, and the headline of the tables."""
+    sweep(options.results, HEADLINE.__eq__)
+    for item in specs.ITEMS.values():
+        sweep(home(options.results, item, None), _written)
     found = [collect(item, options.results) for item in specs.ITEMS.values()]
     for collected in found:
         for path in draw(collected) if collected.found or collected.begun else ():
             screen.print(f"wrote {path}", highlight=False, soft_wrap=True)
     if not any(collected.found or collected.begun for collected in found):
         raise UserError(f"there are no results in {options.results}. Start with: sparring reproduce fig-motivation.")
-    path, text = options.results / "headline.md", headline(options.results)
+    path, text = options.results / HEADLINE, headline(options.results)
     if text:
         write_text(path, text)
         screen.print(f"wrote {path}", highlight=False, soft_wrap=True)

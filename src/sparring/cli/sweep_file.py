@@ -28,6 +28,7 @@ from sparring.cli.arguments import name_model
 from sparring.cli.train import folder_name, options_of
 from sparring.data import Rows, Split, divide, load
 from sparring.errors import UserError, did_you_mean
+from sparring.files.json_text import read_text
 from sparring.launch import Unit
 from sparring.models.own import is_import_path
 from sparring.seeds import check_seed
@@ -36,6 +37,7 @@ from sparring.training.checkpoint import read_facts
 from sparring.training.config import Config, differences, same
 from sparring.training.resume import finished
 
+_MOST = 2**20  # bytes of a file
 _KNOWN = ("recipe", "seeds", "out", "set", "grid")
 # Flags of `sparring train` that a sweep sets itself, and where they are said instead.
 _ELSEWHERE = {
@@ -92,11 +94,13 @@ def read(path: Path) -> Sweep:
         UserError: in one line, what is wrong with it.
     """
     try:
-        found = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"there is no file {path}. Write one as in `sparring sweep --help`.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        if not path.exists():
+            raise UserError(f"there is no file {path}. Write one as in `sparring sweep --help`.")
+        found = tomllib.loads(read_text(path, most=_MOST, fix="Write one as in `sparring sweep --help`."))
+    except tomllib.TOMLDecodeError as error:
         raise UserError(f"{path} is not TOML: {error}. Text needs quotes: lr = 'cosine:0.1'.") from None
+    except RecursionError:
+        raise UserError(f"{path} is not a sweep: it is nested too deeply. Write one list per value.") from None
     for key in found:
         if key not in _KNOWN:
             where = "" if did_you_mean(key, _KNOWN) else " An override belongs below [set] or [grid]."

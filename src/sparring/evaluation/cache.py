@@ -8,7 +8,9 @@ correct, and the seconds it took. Files are written atomically.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
+import math
 import zipfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,13 +18,18 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sparring.attacks.checks import Model
 from sparring.errors import UserError
 from sparring.evaluation.protocols import Settings
+from sparring.files.json_text import Damaged, read_bytes
+from sparring.files.leftovers import sweep
 from sparring.training.checkpoint import replacing
 from sparring.training.distributed import ALONE, World
+
+_ROOM = 8192  # bytes of a file besides its verdicts
 
 
 @dataclass
@@ -80,6 +87,7 @@ class Store:
                 folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise UserError(f"cannot create the folder {folder}: {error.strerror}. Choose another.") from None
+            sweep(folder, lambda name: name.endswith(".npz"))
 
     def open(self, name: str, settings: Settings, *, precision: str, seed: int, part: str) -> Ledger:
         """The ledger of one attack, seed and part: as it was saved, or empty."""
@@ -108,17 +116,48 @@ class Store:
 
     def _read(self, path: Path, found: Ledger) -> None:
         """Add the verdicts of a file; those of processes that were stopped lie in files of their own."""
-        try:
-            with np.load(path, allow_pickle=False) as saved:
-                judged, correct = torch.from_numpy(saved["judged"]), torch.from_numpy(saved["stands"])
-                seconds, retried = float(saved["seconds"]), int(saved["retried"]) if "retried" in saved else 0
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-            raise UserError(f"{path} is damaged. Delete it; only this part of the evaluation runs again.") from None
-        if judged.shape != (self.n,) or correct.shape != (self.n,):
-            raise UserError(f"{path} holds {len(judged)} verdicts, expected {self.n}. Delete it.")
+        judged, correct, seconds, retried = _read(path, self.n)
         found.judged |= judged
         found.correct &= correct
         found.seconds, found.retried = found.seconds + seconds, found.retried + retried
+
+
+def _read(path: Path, n: int) -> tuple[Tensor, Tensor, float, int]:
+    """The verdicts in a file: judged, correct, seconds, retried.
+
+    Raises:
+        Unreadable: reading it failed, which says nothing about its verdicts.
+        Damaged: it does not hold the verdicts on n images.
+    """
+    advice = "Delete it; only this part of the evaluation runs again."
+    content = read_bytes(path, most=2 * n + _ROOM, fix=advice)
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            if sum(member.file_size for member in archive.infolist()) > 2 * n + _ROOM:
+                raise ValueError("larger than its verdicts")
+            found = {name: _array(archive.read(name)) for name in archive.namelist()}
+        judged, correct = found["judged.npy"], found["stands.npy"]
+        seconds, retried = float(found["seconds.npy"]), int(found.get("retried.npy", np.zeros(())))
+        fits = judged.dtype == correct.dtype == bool and 0 <= seconds < math.inf and 0 <= retried <= n * 1000
+        if not fits:
+            raise ValueError("no verdicts")
+    except Exception:  # whatever zipfile, zlib and numpy raise about content
+        raise Damaged(f"{path} is damaged. {advice}") from None
+    if judged.shape != (n,) or correct.shape != (n,):
+        raise Damaged(f"{path} holds {judged.size} verdicts, expected {n}. {advice}")
+    return torch.from_numpy(judged), torch.from_numpy(correct), seconds, retried
+
+
+def _array(content: bytes) -> NDArray[Any]:
+    """An array of numpy's own format whose header does not promise more than is there."""
+    file = io.BytesIO(content)
+    version = np.lib.format.read_magic(file)
+    if version != (1, 0):
+        raise ValueError("another version")
+    shape, _, kind = np.lib.format.read_array_header_1_0(file)
+    if kind.hasobject or math.prod(shape) * kind.itemsize != len(content) - file.tell():
+        raise ValueError("more or less than it says")
+    return np.frombuffer(content, kind, offset=file.tell()).reshape(shape).copy()
 
 
 def _facts(settings: Settings) -> dict[str, Any]:

@@ -38,7 +38,7 @@ from sparring.evaluation.cache import Store, fingerprint, open_store
 from sparring.evaluation.gradient_model import frozen
 from sparring.evaluation.progress import Task, meter
 from sparring.evaluation.protocols import Protocol, Settings, UniqueAttack, find, radius_of, unique_attacks
-from sparring.evaluation.result import WORST, AttackResult, Repeat, Result
+from sparring.evaluation.result import WORST, AttackResult, Repeat, Result, check_about
 from sparring.evaluation.sanity import measure
 from sparring.evaluation.starts import Starts, pgd_from
 from sparring.evaluation.subject import Subject, check_tensors, prepare
@@ -109,8 +109,7 @@ def evaluate(
         check_model(model)
         if store is not None and not isinstance(store, str | Path):
             raise UserError(f"store must be the path of a folder, got {type(store).__name__}. Write 'verdicts'.")
-        if about is not None and not isinstance(about, Mapping):
-            raise UserError(f"about must be a dict of facts to keep, got {type(about).__name__}.")
+        check_about(about)
         about = _origin(x) | dict(about or {})
         x, y = _images(x, y, limit)
         check_tensors(x, y)

@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from rich import box
@@ -25,11 +25,22 @@ from sparring import schedules
 from sparring.attacks.threat import Norm
 from sparring.errors import UserError, did_you_mean
 from sparring.evaluation.sanity.explain import command
+from sparring.files.json_text import DEPTH, FIX, Damaged, deeper_than, parse, read_json
+from sparring.files.result_json import ABOUT, RESULT
+from sparring.files.schema import both
 from sparring.training.checkpoint import write_text
 
 WORST = "worst"
 
+_RESULT = both(
+    RESULT,
+    lambda facts: "" if any(r["name"] == WORST for r in cast(Any, facts)["records"]) else "it has no worst case",
+)
 _REACH = 0.9  # of the radius: an attack whose steps add up to less is reported below the table
+
+
+class NotAResult(UserError):
+    """A file is JSON of something else."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -223,8 +234,30 @@ class Result:
 
     @classmethod
     def from_json(cls, text: str) -> Result:
-        """Read what `to_json` wrote."""
-        facts = json.loads(text)
+        """Read what `to_json` wrote.
+
+        Raises:
+            UserError: the text is no result, or a damaged one.
+        """
+        return cls._of(parse(text, "the text of a result", _RESULT))
+
+    @classmethod
+    def read(cls, path: Path | str) -> Result:
+        """Read a file that `save` wrote.
+
+        Raises:
+            UserError: the file cannot be read, or holds no result, or a damaged one.
+        """
+        facts = read_json(Path(path))
+        if not isinstance(facts, dict) or "records" not in facts:
+            raise NotAResult(f"{path} is not a result of an evaluation. Give a file that `result.save` wrote.")
+        if wrong := _RESULT(facts):
+            raise Damaged(f"{path} is damaged: {wrong}. {FIX}")
+        return cls._of(facts)
+
+    @classmethod
+    def _of(cls, facts: Mapping[str, Any]) -> Result:
+        """The result of values that have passed the check."""
         records = {r["name"]: AttackResult.from_dict(r) for r in facts["records"]}
         given = facts.get("labels")
         labels = None if given is None else torch.tensor([int(word) for word in given.split()], dtype=torch.int64)
@@ -263,6 +296,22 @@ class Result:
             for line in (f"Doubt: {d['name']}: {d['why']} {d['evidence']}", f"  {command(d['name'])}")
         ]
         return Group(table, *(Text(line) for line in [trust, *reach, *doubts]))
+
+
+def check_about(about: object) -> None:
+    """Refuse facts of the caller that a file could not keep, or that its readers would take for others."""
+    if about is None:
+        return
+    if not isinstance(about, Mapping):
+        raise UserError(f"about must be a dict of facts to keep, got {type(about).__name__}.")
+    try:
+        plain = json.loads(json.dumps(dict(about)))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UserError(f"about must hold what JSON can: {error}. Write numbers and texts.") from None
+    if deeper_than(plain, DEPTH - 2):  # in a result it stands a level deeper
+        raise UserError(f"about is nested deeper than {DEPTH - 2} levels. Keep the facts that identify the model.")
+    if wrong := ABOUT(plain):
+        raise UserError(f"about cannot be kept: {wrong}. Give that fact another name.")
 
 
 def interval(accuracy: float, n: int) -> tuple[float, float]:

@@ -70,6 +70,11 @@ def one_of(*allowed: object) -> Check:
     return check
 
 
+def both(*checks: Check) -> Check:
+    """What all of the checks take: types first, then what the parts must be to one another."""
+    return lambda value: next((wrong for one in checks if (wrong := one(value))), "")
+
+
 def nothing_or(check: Check) -> Check:
     """Null, or what another check takes."""
     return lambda value: "" if value is None else check(value)
@@ -133,6 +138,22 @@ def fields(*, optional: Collection[str] = (), others: Check | None = None, **che
                 return f"it has an unknown {shown(str(name))!r}"
             if wrong := others(value[name]):
                 return _at(shown(str(name)), wrong)
+        return ""
+
+    return check
+
+
+def having(names: Collection[str], item: Check) -> Check:
+    """An object with the given names, whose values all pass one check; others may stand beside them."""
+
+    def check(value: object) -> str:
+        if not isinstance(value, dict):
+            return _must("be an object", value)
+        for name in names:
+            if name not in value:
+                return f"it has no {name!r}"
+            if wrong := item(value[name]):
+                return _at(name, wrong)
         return ""
 
     return check

@@ -22,12 +22,18 @@ from pathlib import Path
 from typing import Any
 
 from sparring.errors import UserError
+from sparring.files.json_text import read_json
+from sparring.files.leftovers import sweep
+from sparring.files.schema import table
+from sparring.files.schema import text as a_text
 from sparring.launch import job
 from sparring.launch.unit import Unit
 from sparring.training.checkpoint import write_text
 from sparring.training.held_folder import claimed
 
 JOBS = "jobs.json"
+_JOBS = table(a_text(100))  # job ids by the names of units
+_FIX = "Delete it once no job of it is in the queue (squeue --me): it only says which are."
 NOTICE = 90  # seconds between the signal and a job's end; a run saves after its step
 _OURS = ("array", "error", "open-mode", "output", "requeue", "signal")  # what submitit and this module need themselves
 
@@ -106,6 +112,7 @@ def submit(units: Sequence[Unit], folder: Path, asked: Slurm, *, name: str) -> S
     """
     check_here()
     with claimed(folder, by="command that submits jobs"):
+        sweep(folder, JOBS.__eq__)
         known = submitted(folder)
         queued = {unit.name: known[unit.name] for unit in units if unit.name in known}
         alive = states(queued.values())
@@ -136,13 +143,8 @@ def submitted(folder: Path) -> dict[str, str]:
     path = folder / JOBS
     if not path.exists():
         return {}
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        return {str(name): str(number) for name, number in found.items()}
-    except (ValueError, AttributeError):
-        raise UserError(
-            f"{path} is damaged. Delete it once no job of it is in the queue (squeue --me): it only says which are."
-        ) from None
+    found: dict[str, str] = read_json(path, _JOBS, fix=_FIX)
+    return found
 
 
 def states(numbers: Collection[str]) -> dict[str, str]:

@@ -11,6 +11,7 @@ from typing import Any
 from sparring.errors import UserError
 from sparring.paper import results
 from sparring.paper.plan import home
+from sparring.paper.result_schema import unpack
 from sparring.paper.results import JobResult
 from sparring.paper.specs import Course, Item, Row, Scale
 from sparring.report.comparison import Ours, TableRow
@@ -136,11 +137,12 @@ def cells(several: Sequence[JobResult], columns: Mapping[str, str]) -> dict[str,
         facts = [result["found"]["attacks"].get(attack) for result in several]
         known = [fact for fact in facts if fact is not None]
         if known:
-            right = tuple(results.unpack(fact["right"], fact["n"]) for fact in known if "right" in fact)
+            counts = {fact["n"] for fact in known}
+            right = tuple(unpack(fact["right"], fact["n"]) for fact in known if "right" in fact)
             found[column] = Ours(
                 tuple(fact["accuracy"] for fact in known),
-                min(fact["n"] for fact in known),
-                right if len(right) == len(known) else (),
+                min(counts),
+                right if len(right) == len(known) and len(counts) == 1 else (),
             )
     return found
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from typing import Any
 import numpy as np
 
 from sparring.errors import UserError
+from sparring.files.json_text import Damaged, Unreadable, read_json
+from sparring.paper.result_schema import check
 from sparring.paper.specs import Measure
 from sparring.training import config as configs
 from sparring.training.checkpoint import write_text
@@ -25,21 +28,19 @@ from sparring.training.config import Config
 
 JobResult = dict[str, Any]  # the content of a file
 _FORMAT = 1
-_REQUIRED = {"format", "row", "scale", "seed", "state", "config", "measure", "environment"}
-# The required keys of `found`, by the kind of measure.
-_FOUND = {
-    "robustness": {"attacks"},
-    "mixture": {"labels", "mixing", "points"},
-    "motivation": {"labels", "probability", "paths", "mixing"},
-    "losses": {"mean_loss_bits", "bound", "points"},
-}
+_FIX = "Move it away and reproduce it again."
 
 
 def declared(config: Config | None, measure: Measure, limit: int | None) -> dict[str, Any]:
     """The declaration of a result (configuration and measure), as it is written to the file."""
     how = {"kind": type(measure).__name__.lower(), **asdict(measure), "limit": limit}
     plain = {"config": None if config is None else configs.to_json(config), "measure": how}
-    return dict(json.loads(json.dumps(plain)))  # tuples become lists, as when read back
+    return _plain(plain)
+
+
+def _plain(value: Mapping[str, Any]) -> dict[str, Any]:
+    """As when read back from a file: tuples become lists."""
+    return dict(json.loads(json.dumps(value)))
 
 
 def matches(result: Mapping[str, Any], config: Config | None, measure: Measure, limit: int | None) -> bool:
@@ -62,7 +63,7 @@ def _config(result: Mapping[str, Any]) -> Config | None:
     written = result.get("config")
     try:
         return None if written is None else configs.from_json(written)
-    except UserError:
+    except (UserError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
         return None
 
 
@@ -79,7 +80,8 @@ def file_name(row: str, scale: str, seed: int) -> str:
 def write(path: Path, result: Mapping[str, Any]) -> None:
     """Write a result and make its folders. A file with another declaration is renamed to *.old."""
     if _differs(path, result):
-        path.replace(path.with_name(f"{path.name}.old"))
+        with suppress(FileNotFoundError):  # another process has put it aside
+            path.replace(path.with_name(f"{path.name}.old"))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -90,51 +92,46 @@ def write(path: Path, result: Mapping[str, Any]) -> None:
 
 
 def _differs(path: Path, result: Mapping[str, Any]) -> bool:
-    """Whether the file at `path` is unreadable or has another declaration than `result`."""
+    """Whether the file at `path` is damaged or has another declaration than `result`.
+
+    Raises:
+        Unreadable: it cannot be read, so that nobody knows.
+    """
     try:
         written = read(path)
+    except Unreadable:
+        raise
     except UserError:
         return True
     return written is not None and any(written[key] != result[key] for key in ("config", "measure"))
 
 
 def read(path: Path) -> JobResult | None:
-    """The result in a file; None if there is no file."""
-    try:
-        if not path.is_file():
-            return None
-        text = path.read_bytes()
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}. Check its permissions.") from None
-    try:
-        result = json.loads(text)
-        whole = _whole(result)
-    except (ValueError, KeyError, TypeError, AttributeError):
-        whole = False
-    if not whole:
-        raise UserError(f"{path} is damaged, or not a result of Sparring. Move it away and reproduce it again.")
-    if result["format"] != _FORMAT:
-        raise UserError(f"{path} has the format {result['format']}, this version reads {_FORMAT}. Measure it again.")
-    return dict(result)
+    """The result in a file; None if there is no file. A field that its configuration lacks has its default.
 
-
-def _whole(result: Any) -> bool:
-    """Whether a file has everything that tables and figures rely on."""
-    if not result.keys() >= _REQUIRED or type(result["seed"]) is not int:
-        return False
-    environments = [result["environment"], *(result.get("trained_on") or ())]
-    if not all(isinstance(one["device"], str) and isinstance(one["torch"], str) for one in environments):
-        return False
-    kind = result["measure"]["kind"]
-    if result["state"] == "measured" and not result["found"].keys() >= _FOUND.get(kind, set()):
-        return False
-    attacks = result.get("found", {}).get("attacks", {}).values()
-    return all(
-        isinstance(one["accuracy"], float | int)
-        and isinstance(one["n"], int)
-        and ("right" not in one or sum(unpack(one["right"], one["n"])) == round(one["accuracy"] * one["n"]))
-        for one in attacks
-    )
+    Raises:
+        Unreadable: the file cannot be read.
+        UserError: it is damaged, or of another format.
+    """
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return None
+    except OSError:
+        pass  # reading says what is wrong
+    if path.is_dir():
+        return None
+    result = read_json(path, fix=_FIX)
+    written = result.get("format") if isinstance(result, dict) else None
+    if type(written) is int and written != _FORMAT:
+        raise UserError(f"{path} has the format {written}, this version reads {_FORMAT}. Measure it again.")
+    wrong = check(result) if written == _FORMAT else "it has no 'format'"
+    config = None if wrong else _config(result)
+    if config is not None and result["state"] in ("trained", "measured"):
+        wrong = "" if len(result["history"]["epoch"]) == config.epochs else "its history lacks epochs"
+    if wrong:
+        raise Damaged(f"{path} is damaged, or not a result of Sparring: {wrong}. {_FIX}")
+    return dict(result) if config is None else {**result, "config": _plain(configs.to_json(config))}
 
 
 def courses(folder: Path) -> Iterator[tuple[Config, JobResult]]:
@@ -187,11 +184,3 @@ def _spell(value: Any, depth: int = 0) -> str:
 def pack(right: Iterable[bool]) -> str:
     """One bit per image (1 = classified correctly), as base64."""
     return base64.b64encode(np.packbits(np.fromiter(right, dtype=bool)).tobytes()).decode()
-
-
-def unpack(text: str, count: int) -> bytes:
-    """The inverse of `pack`: one byte per image, 1 = classified correctly."""
-    packed = base64.b64decode(text, validate=True)
-    if len(packed) != -(-count // 8):  # numpy would pad or truncate
-        raise ValueError(f"{len(packed)} bytes cannot hold one bit for each of {count} images")
-    return np.unpackbits(np.frombuffer(packed, dtype=np.uint8), count=count).tobytes()

@@ -17,6 +17,7 @@ from torch import nn
 
 from sparring import weights
 from sparring.data import Dataset, load
+from sparring.errors import UserError
 from sparring.paper import results
 from sparring.paper.measure import losses, mixture, motivation, robustness
 from sparring.paper.plan import Job, JobState, remaining, state
@@ -26,6 +27,7 @@ from sparring.training.config import Config
 from sparring.training.loop import Diverged, Interrupted, train
 from sparring.training.tracking import Tracker
 
+_POLL = 0.5  # seconds between looks at a run that another process holds
 _OF_A_START = ("device", "torch", "at_once")  # what a result keeps of each start of the training
 
 
@@ -76,20 +78,49 @@ class Workspace:
 def carry_out(jobs: Sequence[Job], workspace: Workspace) -> None:
     """Produce the result of every job, in order, unless it exists. A run that diverges is a result too.
 
+    A run that another process is training or measuring comes last: what that process leaves is taken over.
+
     Raises:
         Stopped: when `workspace.stop` returns True; all work so far is on disk.
     """
-    for job in jobs:
-        if not remaining([job]):
-            continue
+    waiting = [job for job in jobs if not _tried(job, workspace)]
+    if waiting:
+        workspace.log(f"waiting for another process at {', '.join(job.name for job in waiting)}")
+    while waiting:
         if workspace.stop():
-            raise Stopped(f"before {job.name}")
+            raise Stopped(f"while another process was at {waiting[0].name}")
+        time.sleep(_POLL)
+        waiting = [job for job in waiting if not _tried(job, workspace)]
+
+
+def _tried(job: Job, workspace: Workspace) -> bool:
+    """Carry out a job; False where another process holds its run."""
+    if not remaining([job]):
+        return True
+    if workspace.stop():
+        raise Stopped(f"before {job.name}")
+    try:
         if state(job) in ("missing", "interrupted"):
             train_run(job, workspace)
         if state(job) == "trained":
             if workspace.stop():  # for example during the last validation
                 raise Stopped(f"before measuring {job.name}")
-            _measure_and_write(job, workspace)
+            if job.folder is None:
+                _measure_and_write(job, workspace)
+                return True
+            with run_folder.claimed(job.folder):
+                if remaining([job]):
+                    _measure_and_write(job, workspace)
+    except UserError as error:
+        if not _by_another(error):
+            raise
+        return False
+    return True
+
+
+def _by_another(error: UserError) -> bool:
+    """Whether a run folder was refused because another process holds it (`run_folder.claimed`)."""
+    return "is in use by another" in str(error)
 
 
 def train_run(job: Job, workspace: Workspace) -> None:
@@ -102,7 +133,7 @@ def train_run(job: Job, workspace: Workspace) -> None:
         torch.cuda.reset_peak_memory_stats(workspace.device)
     done = len(run_folder.read_metrics(job.folder)) if state(job) == "interrupted" else 0
     workspace.log(f"{f'resuming after epoch {done}:' if done else 'training'} {job.name} -> {job.folder}")
-    epoch, began = 0, time.perf_counter()
+    epoch, began, ours = 0, time.perf_counter(), True
     try:
         train(
             job.config,
@@ -119,9 +150,12 @@ def train_run(job: Job, workspace: Workspace) -> None:
         raise Stopped(f"in training ({job.name}): {interrupted}") from None
     except Diverged as diverged:
         epoch = diverged.epoch
+    except UserError as error:
+        ours = not _by_another(error)
+        raise
     finally:
         how_far: JobState = "diverged" if epoch else state(job)
-        if epoch or (how_far != "missing" and run_folder.read_metrics(job.folder)):
+        if epoch or (ours and how_far != "missing" and run_folder.read_metrics(job.folder)):
             wall = time.perf_counter() - began
             facts = _facts(job, workspace, how_far, memory=_memory(workspace.device), wall=wall)
             results.write(job.path, facts | ({"diverged_in_epoch": epoch} if epoch else {}))

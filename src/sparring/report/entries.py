@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from sparring.errors import UserError
-from sparring.report.gather import Measured, history_of, measured_of_file, measured_of_run
-from sparring.report.identity import settings_of
+from sparring.report import gather
+from sparring.report.evaluations import Measured, measured_of_file
 from sparring.training import run_folder
 from sparring.training.config import Config
 
@@ -25,6 +25,7 @@ class Entry:
     recipe: str = ""
     history: Sequence[Mapping[str, Any]] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)  # of `settings_of`
+    damaged: Sequence[str] = ()  # why evaluations of it cannot be read
 
     @property
     def finished(self) -> bool:
@@ -49,10 +50,11 @@ def open_run(folder: Path) -> Entry:
     Raises:
         UserError: its files are damaged.
     """
-    run = run_folder.open_run(folder)
-    history = history_of(folder)
-    measured = measured_of_run(folder, run.config)
-    return Entry(folder, measured, run.config, run.recipe, history, settings_of(run))
+    found = gather.open_run(folder)
+    evaluations = found.evaluations
+    return Entry(
+        folder, evaluations.measured, found.config, found.run.recipe, found.history, found.settings, evaluations.damaged
+    )
 
 
 def open_result(path: Path) -> Entry:

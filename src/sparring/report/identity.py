@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sparring import models
+from sparring.files.schema import anything, fields, items, nothing_or, number
 from sparring.training import checkpoint, run_folder
 from sparring.training.config import flat_json
 from sparring.training.optimisers import OWN
@@ -21,6 +22,13 @@ from sparring.training.run_folder import RunFolder
 _UNKNOWN = "unknown"  # not recorded: as by an earlier version, or in a folder without its checkpoints
 _NAMED_BY = {"images": "data", "network": "model", "init_weights": "init"}  # digests, and the settings that name them
 _HOW = ("foreach", "fused", "capturable", "differentiable")  # how an optimiser computes, not what
+# What a checkpoint records of the optimiser that the caller made: the numbers of each of its groups.
+_GROUP = fields(lr=number(-1e30, 1e30), optional=("lr",), others=anything)
+_FACTS = fields(
+    optimizer=nothing_or(fields(made=nothing_or(items(_GROUP, most=100_000)), optional=("made",), others=anything)),
+    optional=("optimizer",),
+    others=anything,
+)
 
 
 def settings_of(run: RunFolder) -> dict[str, Any]:
@@ -67,10 +75,14 @@ def _optimiser(folder: Path) -> dict[str, Any]:
 
     The schedule sets the learning rate, so that only the ratios between groups are the optimiser's.
     """
-    groups = checkpoint.read_facts(folder / run_folder.LAST).get("optimizer", {}).get("made") or []
+    facts = checkpoint.read_facts(folder / run_folder.LAST)
+    if _FACTS(facts):
+        return {"optimizer.numbers": _UNKNOWN}
+    groups = (facts.get("optimizer") or {}).get("made") or []
     names = dict.fromkeys(name for group in groups for name in group if name not in ("lr", *_HOW))
     found = {f"optimizer.{name}": _joint([group.get(name) for group in groups]) for name in names}
-    ratios = [group["lr"] / groups[0]["lr"] for group in groups if "lr" in group]
+    rates = [group["lr"] for group in groups if "lr" in group]
+    ratios = [rate / rates[0] if rates[0] else rate for rate in rates]
     return found | ({"optimizer.lr_ratios": _joint(ratios)} if any(ratio != 1 for ratio in ratios) else {})
 
 

@@ -30,8 +30,10 @@ def labels(found: Mapping[Path, Config]) -> dict[Path, str]:
     kinds = list(dict.fromkeys(plain.values()))
     brief = dict(zip(kinds, _brief(kinds), strict=True))
     names: dict[Path, str] = {}
-    for kind in kinds:
-        alike = [folder for folder in found if plain[folder] == kind]
+    by_kind: dict[str, list[Path]] = {kind: [] for kind in kinds}
+    for folder in found:
+        by_kind[plain[folder]].append(folder)
+    for kind, alike in by_kind.items():
         digests = all(whole[folder] != kind for folder in alike)
         settings = _settings([found[folder] for folder in alike]) if digests else [[] for _ in alike]
         start = "" if len(kinds) == 1 and any(settings) else brief[kind]
@@ -51,6 +53,13 @@ def resumed(starts: int) -> str:
     if starts < 2:
         return ""
     return "resumed once" if starts == 2 else f"resumed {starts - 1} times"
+
+
+def several(names: Sequence[str], most: int = 20) -> str:
+    """'a, b, c', and of more than `most` names the first ones and how many follow: 'a, b and 1,998 more'."""
+    if len(names) <= most:
+        return ", ".join(names)
+    return f"{', '.join(names[:most])} and {len(names) - most:,} more"
 
 
 def shorten(names: Sequence[str]) -> dict[str, str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from markupsafe import Markup
 
@@ -10,10 +12,13 @@ from sparring.report import charts
 from sparring.report.content import Drawing, Method
 
 _CLASSES = 20  # the most classes that a drawing has room for
+_LINES = 24  # the most methods whose names fit beside a drawing
+_GROUPS = 6  # the most drawings of one kind: by data, radius, or way of measuring
 
 
 def drawings(methods: Sequence[Method]) -> list[Drawing]:
     """The figures that the methods have numbers for: accuracies, cost, loss and learning rate, the trade-off."""
+    methods, note = _few(methods)
     backprops = _series(methods, "backprops", 1.0)
     found = []
     names = [method.name for method in methods]
@@ -51,7 +56,21 @@ def drawings(methods: Sequence[Method]) -> list[Drawing]:
         )
         bands = _bands(methods, "backprops", 1.0)
         found.append(_curves(backprops, "backprops", title, caption, names, most=None, bands=bands))
-    return [*found, *_loss_and_lr(methods, names), *_tradeoffs(methods)]
+    found += [*_loss_and_lr(methods, names), *_tradeoffs(methods)]
+    return [replace(drawing, caption=drawing.caption + note) for drawing in found]
+
+
+def _few(methods: Sequence[Method]) -> tuple[Sequence[Method], str]:
+    """The methods that a drawing has room for, the most robust ones, and a sentence on the others."""
+    level: dict[str, float] = {}
+    for method in methods:
+        robust = method.history[-1].get("pgd10") if method.history else min(method.accuracies.values(), default=0.0)
+        level[method.name] = max(level.get(method.name, 0.0), float(robust or 0.0))
+    if len(level) <= _LINES:
+        return methods, ""
+    kept = set(sorted(level, key=lambda name: -level[name])[:_LINES])
+    said = f" Drawn are the {_LINES} of {len(level):,} that are most robust, on validation images where there are any."
+    return [method for method in methods if method.name in kept], said
 
 
 def _tradeoffs(methods: Sequence[Method]) -> list[Drawing]:
@@ -97,12 +116,13 @@ def _loss_and_lr(methods: Sequence[Method], names: Sequence[str]) -> list[Drawin
 
 def class_drawings(methods: Sequence[Method]) -> list[Drawing]:
     """Natural accuracy and the worst case by class, one pair of drawings per way of measuring."""
+    methods, few = _few(methods)
     alike: dict[str, list[Method]] = {}
     for method in methods:
         if method.by_class:
             alike.setdefault(method.measured, []).append(method)
     names, found = [method.name for method in methods], []
-    for number, (how, group) in enumerate(alike.items()):
+    for number, (how, group) in enumerate(_largest(alike).items()):
         columns = list(dict.fromkeys(column for method in group for column in method.by_class))
         classes, rest = _hardest(group)
         note = f" The {len(classes)} classes with the lowest worst case, of {len(classes) + rest}." if rest else ""
@@ -128,7 +148,7 @@ def class_drawings(methods: Sequence[Method]) -> list[Drawing]:
             ).replace("%", " %")
             who = f" of {group[0].name}" if len(group) == 1 else ""
             caption = f"{column or 'Natural accuracy and worst case'}{who} by class. Lowest: {lowest}.{note}"
-            caption += f" Measured with {how}." if how else ""
+            caption += (f" Measured with {how}." if how else "") + few
             svg = charts.curves(
                 series,
                 name=f"class{number}-{column.split(' ')[0].lower() or 'all'}",
@@ -189,7 +209,13 @@ def _comparable(methods: Sequence[Method], key: Callable[[Method], str]) -> dict
         groups.setdefault(key(method), []).append(method)
     if len(groups) < 2:
         return {"": list(methods)}
-    return {f"{what}: " if what else "": group for what, group in groups.items()}
+    return {f"{what}: " if what else "": group for what, group in _largest(groups).items()}
+
+
+def _largest(groups: Mapping[str, list[Method]]) -> dict[str, list[Method]]:
+    """The largest groups, in their own order: as many as a page has room for."""
+    kept = set(sorted(groups, key=lambda name: -len(groups[name]))[:_GROUPS])
+    return {name: group for name, group in groups.items() if name in kept}
 
 
 def _held_out(methods: Sequence[Method]) -> str:
@@ -209,13 +235,17 @@ def _tradeoff_points(methods: Sequence[Method], robust: str) -> tuple[str, dict[
 
 
 def _series(methods: Sequence[Method], key: str, times: float) -> dict[str, tuple[list[float], list[float]]]:
-    """(epochs, values) of every method that recorded any."""
+    """(epochs, values) of every method that recorded any. A loss that is not finite has no place in a drawing."""
     series = {}
     for method in methods:
-        kept = [(record["epoch"], times * record[key]) for record in method.history if record.get(key) is not None]
+        kept = [(record["epoch"], times * record[key]) for record in method.history if _drawn(record.get(key))]
         if kept:
             series[method.name] = ([epoch for epoch, _ in kept], [value for _, value in kept])
     return series
+
+
+def _drawn(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def _bands(methods: Sequence[Method], key: str, times: float) -> dict[str, list[float]]:
@@ -224,7 +254,7 @@ def _bands(methods: Sequence[Method], key: str, times: float) -> dict[str, list[
         method.name: [
             times * band.get(key, 0.0)
             for record, band in zip(method.history, method.bands, strict=True)
-            if record.get(key) is not None
+            if _drawn(record.get(key))
         ]
         for method in methods
         if method.bands

@@ -121,10 +121,11 @@ def table(methods: Sequence[Method]) -> list[list[_Cell]]:
     """
     rows: list[list[_Cell]] = [[] for _ in methods]
     for name in _columns(methods):
-        winners = {
-            how: _winner([one.accuracies[name] for one in methods if one.measured == how and name in one.accuracies])
-            for how in {method.measured for method in methods}
-        }
+        alike: dict[str, list[float]] = {method.measured: [] for method in methods}
+        for method in methods:
+            if name in method.accuracies:
+                alike[method.measured].append(method.accuracies[name])
+        winners = {how: _winner(values) for how, values in alike.items()}
         for row, method in zip(rows, methods, strict=True):
             value = method.accuracies.get(name)
             text = "" if value is None else percent(value)

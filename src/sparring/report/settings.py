@@ -42,17 +42,22 @@ def cell(run: Settings, name: str) -> str:
 
 def by_seed(runs: Sequence[tuple[Settings, T]]) -> list[list[T]]:
     """Runs that differ in their seed alone, together. A second run with the same seed is not one more seed."""
-    groups: list[tuple[str, set[Any], list[T]]] = []
+    groups: list[list[T]] = []
+    open_to: dict[str, dict[Any, int]] = {}  # settings -> seed -> how many groups with these settings have it
+    places: dict[str, list[int]] = {}  # settings -> their groups
     for settings, run in runs:
         key, seed = _key({name: value for name, value in settings.items() if name != SEED}), settings.get(SEED)
-        fitting = (group for group in groups if settings and group[0] == key and seed not in group[1])
-        group = next(fitting, None)
-        if group is None:
-            groups.append((key, {seed}, [run]))
+        own = places.setdefault(key, []) if settings else []
+        taken = open_to.setdefault(key, {})
+        number = taken.get(seed, 0)  # a seed's second run goes to the second group, and so on
+        if number < len(own):
+            groups[own[number]].append(run)
         else:
-            group[1].add(seed)
-            group[2].append(run)
-    return [found for _, _, found in groups]
+            own.append(len(groups))
+            groups.append([run])
+        if settings:
+            taken[seed] = number + 1
+    return groups
 
 
 def mean(values: Sequence[float]) -> tuple[float, float | None]:

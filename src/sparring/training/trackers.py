@@ -10,7 +10,9 @@ import hashlib
 import importlib
 import io
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -46,21 +48,49 @@ class CSV:
 
 
 class TensorBoard:
-    """TensorBoard's events in the run folder, from an epoch on: later ones of an earlier start are hidden."""
+    """TensorBoard's events in the run folder, from an epoch on: later ones of an earlier start are hidden.
+
+    Written at once and unbuffered, an epoch at a time: TensorBoard's own writer has a thread, whose failure is printed
+    as a traceback and found out an epoch later.
+    """
 
     def __init__(self, folder: Path, epoch: int) -> None:
-        from torch.utils.tensorboard import SummaryWriter  # slow to import
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # slow to import
 
-        self.writer = SummaryWriter(str(folder), purge_step=epoch)
+        name = f"events.out.tfevents.{time.time_ns() / 1e9:020.9f}.{os.getpid()}"
+        self.file = (folder / name).open("xb", buffering=0)
+        hidden = SessionLog(status=SessionLog.START)
+        first = Event(step=epoch, file_version="brain.Event:2")
+        self._write([first, Event(step=epoch, session_log=hidden)])
 
     def add(self, record: Mapping[str, Any]) -> None:
         """The numbers of an epoch."""
-        for name, value in _numbers(record).items():
-            self.writer.add_scalar(name, value, record["epoch"])
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        values = [Summary.Value(tag=name, simple_value=float(value)) for name, value in _numbers(record).items()]
+        self._write([Event(step=record["epoch"], summary=Summary(value=[value])) for value in values])
+
+    def _write(self, events: Sequence[Any]) -> None:
+        """Append the events, all or none; a file that cannot be written is closed."""
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        spelled = io.BytesIO()
+        for event in events:
+            event.wall_time = time.time()
+            RecordWriter(spelled).write(event.SerializeToString())
+        end, rest = self.file.tell(), spelled.getvalue()
+        try:
+            while rest:
+                rest = rest[self.file.write(rest) or 0 :]
+        except OSError:
+            with suppress(OSError), self.file:  # half a record would end a reader there
+                self.file.truncate(end)
+            raise
 
     def close(self) -> None:
-        """Write what is left."""
-        self.writer.close()
+        """Nothing is left to write."""
+        self.file.close()
 
 
 class Service:
@@ -113,7 +143,7 @@ def _trackio(folder: Path, config: Config, epoch: int) -> Log:
 # Name -> (how the log is opened, the module it needs, the package that has it).
 TRACKERS: dict[str, tuple[Callable[[Path, Config, int], Log], str, str]] = {
     "csv": (_csv, "", ""),
-    "tensorboard": (_tensorboard, "torch.utils.tensorboard", "tensorboard"),
+    "tensorboard": (_tensorboard, "tensorboard.summary.writer.record_writer", "tensorboard"),
     "wandb": (_wandb, "wandb", "wandb"),
     "trackio": (_trackio, "trackio", "trackio"),
 }

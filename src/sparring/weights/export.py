@@ -19,6 +19,7 @@ from torch import nn
 
 from sparring._version import __version__
 from sparring.errors import UserError, unknown
+from sparring.files.leftovers import sweep, target
 from sparring.models import built_in
 from sparring.training import checkpoint, run_folder
 from sparring.weights import measured, programs
@@ -88,8 +89,9 @@ def export(
     named = _name(Path(path).expanduser(), source)
     folder, name = _place(Path(out).expanduser() if out is not None else None, named, format)
     made = [folder / file for file in _files(name, format)]
-    if source.resolve() in [target.resolve() for target in made]:
+    if source.resolve() in [file.resolve() for file in made]:
         raise UserError(f"the export would overwrite {source}, which it reads. Choose another folder with --out.")
+    sweep(folder, [file.name for file in made].__contains__)
     if format == "hub":
         _refuse_another(folder)
     try:
@@ -109,7 +111,7 @@ def export(
 def described(facts: Mapping[str, Any], source: Path) -> tuple[dict[str, Any], list[str]]:
     """What a checkpoint records, with the threat and the measurements that its run folder adds, and notes on these."""
     if source.name not in (run_folder.LAST, run_folder.BEST):
-        return dict(facts), []
+        return measured.trusted(facts, source)
     threat = measured.threat(source.parent)
     records, notes = measured.records(source.parent, which=source.stem, epoch=facts.get("epoch"))
     more = {"threat": threat, "measured": records}
@@ -142,7 +144,9 @@ def _files(name: str, format: Format) -> tuple[str, ...]:
 
 def _refuse_another(folder: Path) -> None:
     """Refuse a folder with other content: config.json and README.md are names that others have too."""
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / HUB_WEIGHTS).is_file():
+    own = (HUB_WEIGHTS, HUB_CONFIG, _CARD)  # half-written ones are those of an export that was killed
+    others = folder.is_dir() and any((target(path) or ("",))[0] not in own for path in folder.iterdir())
+    if others and not (folder / HUB_WEIGHTS).is_file():
         raise UserError(f"{folder} holds other files, and config.json or README.md might be replaced. Choose another.")
 
 

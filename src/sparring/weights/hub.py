@@ -14,12 +14,25 @@ from torch import Tensor, nn
 
 from sparring import models
 from sparring.errors import UserError
+from sparring.files.schema import anything, fields, items, nothing_or, number, table, text, whole
 
 try:
     from huggingface_hub import PyTorchModelHubMixin
 except ImportError:
     raise UserError("HubModel needs the package huggingface_hub. Run: pip install huggingface_hub") from None
 
+_NUMBERS = items(number(-1e6, 1e6), least=1, most=10_000)  # one per channel
+_MODEL = fields(
+    name=text(1000),
+    num_classes=whole(1, 10**6),
+    channels=nothing_or(whole(1, 10_000)),
+    size=nothing_or(items(whole(1, 100_000), least=2, most=2)),
+    normalize=nothing_or(items(_NUMBERS, least=2, most=2)),
+    classes=nothing_or(items(text(1000))),
+    optional=("channels", "size", "normalize", "classes"),
+    others=anything,
+)
+_THREAT = nothing_or(table(anything, most=100))
 _DESCRIBED = ("name", "num_classes", "channels", "size", "normalize")
 
 
@@ -40,9 +53,12 @@ class HubModel(
             threat: the norm and eps that it was trained for.
         """
         super().__init__()
-        missing = [key for key in ("name", "num_classes") if not isinstance(model, Mapping) or key not in model]
-        if missing:
-            raise UserError(f"config.json describes no network of Sparring: its model has no {missing[0]!r}.")
+        if wrong := _MODEL(model):
+            raise UserError(
+                f"config.json describes no network of Sparring: {wrong.replace('it has', 'its model has')}."
+            )
+        if wrong := _THREAT(threat):
+            raise UserError(f"config.json is damaged: threat: {wrong}. Download it again.")
         described = {key: model[key] for key in _DESCRIBED if model.get(key) is not None}
         name, normalize = described.pop("name"), described.pop("normalize", None)
         size = tuple(described.pop("size", (32, 32)))
