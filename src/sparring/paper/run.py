@@ -24,6 +24,7 @@ from sparring.paper.plan import Job, JobState, remaining, state
 from sparring.paper.specs import Course, Losses, Mixture, Motivation, Robustness
 from sparring.training import checkpoint, run_folder
 from sparring.training.config import Config
+from sparring.training.held_folder import claimed
 from sparring.training.loop import Diverged, Interrupted, train
 from sparring.training.tracking import Tracker
 
@@ -108,7 +109,7 @@ def _tried(job: Job, workspace: Workspace) -> bool:
             if job.folder is None:
                 _measure_and_write(job, workspace)
                 return True
-            with run_folder.claimed(job.folder):
+            with claimed(job.folder):
                 if remaining([job]):
                     _measure_and_write(job, workspace)
     except UserError as error:

@@ -34,7 +34,7 @@ from torch import Tensor
 
 from sparring._version import __version__
 from sparring.errors import UserError
-from sparring.files import digests
+from sparring.files import digests, leftovers
 from sparring.files.json_text import Damaged, parse, read_json, read_text
 from sparring.training import checkpoint, config, held_folder, schemas
 from sparring.training.checkpoint import Checkpoint
@@ -207,17 +207,13 @@ def open_run(folder: Path) -> RunFolder:
 
 def sweep(folder: Path) -> None:
     """Remove files that a killed process left half-written. Only for the process that holds the lock."""
-    with suppress(OSError):  # it can wait for the next start
-        for leftover in folder.glob(".*.tmp"):
-            if _half_written(leftover):
-                leftover.unlink(missing_ok=True)
+    leftovers.sweep(folder, (*_OWN, CSV).__contains__, alone=True)
 
 
 def _half_written(path: Path) -> bool:
     """Whether a path is what a killed process leaves of a file of a run: .config.json.1234.tmp."""
-    name, _, pid = path.name.removesuffix(".tmp").rpartition(".")
-    own = name.removeprefix(".") in (*_OWN, CSV)
-    return path.name.startswith(".") and path.name.endswith(".tmp") and own and pid.isdigit()
+    found = leftovers.target(path)
+    return found is not None and found[0] in (*_OWN, CSV)
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
