@@ -58,10 +58,13 @@ def save(
         place = tensor.untyped_storage().data_ptr()
         plain[name] = tensor.clone() if place in seen or tensor.untyped_storage().nbytes() > tensor.nbytes else tensor
         seen.add(place)
-    text = json.dumps(dict(facts), sort_keys=True)
-    metadata = {_FACTS: text, _FACTS_SUM: _sum(text), _SUM: _sum(text, checksum(plain))}
     with replacing(path, still=still) as temporary:
-        temporary.write_bytes(to_bytes(plain, metadata))
+        temporary.write_bytes(to_bytes(plain, metadata(json.dumps(dict(facts), sort_keys=True), plain)))
+
+
+def metadata(facts: str, tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """The metadata of a checkpoint: what it records about itself, as JSON, and the sums."""
+    return {_FACTS: facts, _FACTS_SUM: _sum(facts), _SUM: _sum(facts, checksum(tensors))}
 
 
 def load(path: Path, *, device: torch.device | str = "cpu", check: Check | None = None) -> Checkpoint:
@@ -69,10 +72,10 @@ def load(path: Path, *, device: torch.device | str = "cpu", check: Check | None 
     with _opened(path) as file:
         if file is None:
             raise UserError(f"there is no checkpoint at {path}.")
-        metadata = file.metadata() or {}
-        facts = _facts(metadata, path, check)
+        found = file.metadata() or {}
+        facts = _facts(found, path, check)
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no dict: not iterable)
-    if _SUM in metadata and metadata[_SUM] != _sum(metadata[_FACTS], checksum(tensors)):
+    if _SUM in found and found[_SUM] != _sum(found[_FACTS], checksum(tensors)):
         raise Damaged(f"{path} is damaged: its tensors do not match their checksum. Copy it again, or use another.")
     return Checkpoint({name: tensor.to(device) for name, tensor in tensors.items()}, facts)
 
@@ -112,11 +115,11 @@ def _opened(path: Path) -> Iterator[Any]:
         raise Damaged(f"{path} is not a whole safetensors file ({reason}). Copy it again, or use another.") from None
 
 
-def _facts(metadata: Mapping[str, str], path: Path, check: Check | None) -> dict[str, Any]:
+def _facts(found: Mapping[str, str], path: Path, check: Check | None) -> dict[str, Any]:
     """What the file records about itself; {} for a file that another program wrote."""
-    there = [name in metadata for name in (_FACTS, _FACTS_SUM, _SUM)]
-    text = metadata.get(_FACTS, "{}")
-    if any(there) and not (all(there) and metadata[_FACTS_SUM] == _sum(text)):
+    there = [name in found for name in (_FACTS, _FACTS_SUM, _SUM)]
+    text = found.get(_FACTS, "{}")
+    if any(there) and not (all(there) and found[_FACTS_SUM] == _sum(text)):
         raise Damaged(
             f"{path} is damaged: what it records about itself does not match its checksum. Copy it again, or use "
             "another."

@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import save as to_safetensors
 
 from sparring import models
+from sparring.training.checkpoint import metadata
 from tests.files.corpus.archives import tar_gz, tar_header
 from tests.files.corpus.cases import (
     EITHER,
@@ -121,11 +122,16 @@ def torch_cases() -> Iterator[Case]:
     yield from not_regular("m.pt")
 
 
+def signed(facts: str, tensors: dict[str, torch.Tensor]) -> bytes:
+    """A checkpoint whose sums are right, whatever its facts are."""
+    return to_safetensors(tensors, metadata(facts, tensors))
+
+
 def safetensors_cases() -> Iterator[Case]:
     facts = {"model": {"name": "tiny_cnn", "num_classes": 2, "channels": 1, "size": [4, 4], "normalize": None}}
 
     def own(facts: object, tensors: dict[str, torch.Tensor] | None = None) -> bytes:
-        return to_safetensors(state() if tensors is None else tensors, {"sparring": json.dumps(facts)})
+        return signed(json.dumps(facts), state() if tensors is None else tensors)
 
     def described(**changes: object) -> Callable[[Path], Path]:
         return written("m.safetensors", own({"model": {**facts["model"], **changes}}))
@@ -147,9 +153,13 @@ def safetensors_cases() -> Iterator[Case]:
     yield "a normalisation of nothing", REFUSED, described(normalize={"a": 1})
     yield "a name of lists", REFUSED, described(name=[1])
     yield "facts that are a list", REFUSED, written("m.safetensors", own([1]))
-    deep = to_safetensors(state(), {"sparring": "[" * 100_000})
+    deep = signed("[" * 100_000, state())
     yield "facts nested 100,000 times", REFUSED, written("m.safetensors", deep)
-    yield "facts that are not JSON", REFUSED, written("m.safetensors", to_safetensors(state(), {"sparring": "{"}))
+    yield "facts that are not JSON", REFUSED, written("m.safetensors", signed("{", state()))
+    yield "facts without a checksum", REFUSED, written("m.safetensors", to_safetensors(state(), {"sparring": "{}"}))
+    edited = whole.replace(b'\\"channels\\": 1', b'\\"channels\\": 3')
+    assert edited != whole
+    yield "facts that were edited", REFUSED, written("m.safetensors", edited)
     newline = {**state(), "fc\n.weight": torch.zeros(2)}
     yield "newlines in names", REFUSED, written("m.safetensors", own(facts, newline))
     yield "a header of 2^63 bytes", REFUSED, written("m.safetensors", struct.pack("<Q", 2**63) + b"{}")
