@@ -30,7 +30,8 @@ from sparring.files.regular import require_regular, shown
 from sparring.files.schema import Check, table
 from sparring.files.schema import anything as any_value
 
-_FACTS, _FACTS_SUM, _SUM = "sparring", "sparring_sha256", "sha256"  # the entries of the file's metadata
+_FACTS = "sparring"  # the entries of the file's metadata
+_FACTS_SUM, _SUM = "sparring_facts_sha256", "sparring_file_sha256"
 _HEADER = 2**24  # bytes of a file's header: that of a network with 1,000 tensors has 0.1 MB
 
 
