@@ -21,7 +21,7 @@ import pytest
 import torch
 
 import sparring as library
-from sparring.cli import compare
+from sparring.cli import compare, report
 from sparring.cli.evaluate import _refuse_others
 from sparring.data import load
 from sparring.errors import UserError
@@ -44,7 +44,7 @@ from sparring.report.method_charts import drawings
 from sparring.report.page import write_page
 from sparring.training import run_folder
 from sparring.weights import measured as measured_of
-from tests.files.damage import as_a_whole, at_random, field_by_field
+from tests.files.damage import DEEP, as_a_whole, at_random, field_by_field
 from tests.paper.test_render import ILLUSTRATIONS
 from tests.paper.tiny import COURSE, TABLE, planned
 
@@ -185,6 +185,27 @@ def test_a_loss_that_is_not_finite_is_no_damage(run, tmp_path, monkeypatch):
     write_page(tmp_path / "page.html", title="t", lead="l", methods=[row], facts={})
     text = (tmp_path / "page.html").read_text()
     assert "Training loss" in text and " nan" not in text.lower()
+
+
+def test_configurations_that_can_be_read_reach_the_page(run, tmp_path):
+    """Strange ones too: a weight decay of 1e308, texts where there were others."""
+    folder = shutil.copytree(run, tmp_path / "run")
+    path = folder / run_folder.CONFIG
+    valid = json.loads(path.read_text())
+    valid |= {"images": "ab12", "init": "cd34"}
+    texts = [text for _, text in [*field_by_field(valid), *at_random(valid, 100, seed=5)] if DEEP not in text]
+    runs = []
+    for number, text in enumerate(some(texts, 150)):
+        path.write_text(text)
+        with suppress(UserError):
+            found = open_run(folder)
+            runs.append(replace(found, run=replace(found.run, folder=tmp_path / f"run-{number}")))
+    assert 10 < len(runs) < 120
+    groups = report._groups(runs)
+    rows = [row for name, group in groups.items() for row in report._averaged(name, group)]
+    sweep = report._sweep(groups, rows)
+    assert report._hardware(runs, {one.folder: "x" for one in runs})
+    write_page(tmp_path / "page.html", title="t", lead="l", methods=rows, facts={}, sweep=sweep)
 
 
 @pytest.fixture(scope="module")
