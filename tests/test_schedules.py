@@ -129,6 +129,7 @@ def test_spell_round_trips():
 
 def test_a_radius_is_printed_as_a_fraction_of_255_where_exact():
     assert [pixels(value) for value in (8 / 255, 0.031, 0.2, 0.0)] == ["8/255", "0.031", "0.2", "0"]
+    assert [pixels(value) for value in (1e308, float("inf"), float("nan"))] == ["1e+308", "inf", "nan"]
 
 
 @pytest.mark.parametrize("kind", ["one-cycle", "cosine", "warmup", "ramp"])

@@ -44,7 +44,10 @@ def spell(value: float) -> str:
 
 def pixels(value: float) -> str:
     """A radius for people to read: '8/255' for exactly 8/255, else the number: 0.031 is not 8/255, and 0.2 is 0.2."""
-    short, parts = f"{value:.6g}", round(value * 255)
+    short = f"{value:.6g}"
+    if not abs(value) <= 255:  # no radius, and perhaps not even finite
+        return short
+    parts = round(value * 255)
     return f"{parts}/255" if parts and parts / 255 == value and float(short) != value else short
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from sparring.attacks import fosc_pgd, friendliest_pgd, friendly_pgd, pgd
+from sparring.attacks.checks import check_not_negative
 from sparring.attacks.threat import step_length
 from sparring.errors import UserError
 from tests.attacks.conftest import images, network
@@ -175,3 +176,13 @@ def test_logits_that_are_not_finite_are_named(value, batch):
     for noise in ("a", None):
         with pytest.raises(UserError, match="noise must be finite"):
             friendly_pgd(model, x, y, noise=noise)
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+def test_a_number_too_large_for_a_float_is_refused(norm, coloured):
+    model, x, y = coloured
+    for how in ({"eps": 10**400}, {"eps": 0.1, "step_size": 10**400}):
+        with pytest.raises(UserError, match=r"must (lie in \(0, 1\]|be finite)"):
+            pgd(model, x, y, **(HOW | how), norm=norm)
+    with pytest.raises(UserError, match="must be finite and at least 0"):
+        check_not_negative("noise", 10**400)

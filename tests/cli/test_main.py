@@ -70,6 +70,11 @@ def test_every_command_refuses_an_unknown_flag(sparring, name, finished):
             2,
             "sparring: a cannot be read or written: read-only file system.\n",
         ),
+        (
+            OSError(errno.EIO, "Input/output error", "a"),
+            2,
+            "sparring: a cannot be read or written: input/output error.\n",
+        ),
         (OSError(errno.ENAMETOOLONG, "Too long", "a"), 2, "sparring: a cannot be read or written: too long.\n"),
     ],
 )

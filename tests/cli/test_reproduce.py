@@ -340,7 +340,7 @@ def test_a_job_without_training_is_not_listed_as_trained(sparring):
 def test_a_damaged_result_is_reported(sparring):
     Path("results/table-tiny").mkdir(parents=True)
     Path("results/table-tiny/fat-lite-seed0.json").write_text("{")
-    text = "fat-lite-seed0.json is damaged, or not a result of Sparring. Move it away"
+    text = "fat-lite-seed0.json is damaged: it is not JSON. Move it away"
     for words in (["table-tiny", "--draw"], []):  # the other results are shown
         assert text in " ".join(sparring("reproduce", *words).out.split())
     sparring("reproduce", "table-tiny").user_error(text)  # before any training

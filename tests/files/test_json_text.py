@@ -25,6 +25,7 @@ def test_what_was_written_is_read(tmp_path):
         (b"1" * 5000, "it is not JSON"),  # more digits than Python converts
         (b"[" * (DEPTH + 1) + b"]" * (DEPTH + 1), f"nested deeper than {DEPTH} levels"),
         (b'{"epoch": "3"}', "epoch must be a whole number"),
+        (b'{"epoch": 3, "name": "\\ud83d"}', "it holds half a character"),
         (b"{}" + b" " * 10_000, "it is longer than 10,000 bytes"),
     ],
 )
@@ -34,6 +35,18 @@ def test_damage_is_named(tmp_path, content, wrong):
     with pytest.raises(Damaged, match=wrong) as caught:
         read_json(path, fields(epoch=whole()), most=10_000)
     assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_whole_character_may_be_spelled_in_halves():
+    assert parse('["\\ud83d\\ude00"]', "a text") == ["\U0001f600"]
+
+
+def test_the_error_ends_in_the_fix_of_its_caller(tmp_path):
+    path = tmp_path / "a.json"
+    for content in (b"{", b"\xff", b"{}" * 9):
+        path.write_bytes(content)
+        with pytest.raises(Damaged, match=r"is damaged: .*\. Submit it again\.$"):
+            read_json(path, most=10, fix="Submit it again.")
 
 
 def test_the_deepest_that_is_admitted():

@@ -6,9 +6,11 @@ import pytest
 
 from sparring.files.schema import (
     anything,
+    both,
     either,
     fields,
     flag,
+    having,
     items,
     nothing_or,
     number,
@@ -75,6 +77,11 @@ def test_what_is_declared_passes(check, value):
         (RECORD, {"epoch": 1, "loss": 1, "lots": 2}, "it has an unknown 'lots'"),
         (fields(best=RECORD), {"best": {"epoch": 1, "loss": None}}, "best: loss must be a finite number, got None"),
         (fields(others=whole()), {"a": "b"}, "a must be a whole number"),
+        (having("ab", whole()), {"a": 1}, "it has no 'b'"),
+        (having("ab", whole()), {"a": 1, "b": "x", "c": None}, "b must be a whole number"),
+        (having("a", whole()), [], "it must be an object, got list of 0"),
+        (both(whole(), lambda value: "it is odd" if value % 2 else ""), 3, "it is odd"),
+        (both(whole(), lambda value: "it is odd" if value % 2 else ""), "x", "it must be a whole number"),
     ],
 )
 def test_the_rest_is_named(check, value, wrong):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from contextlib import ExitStack
 from dataclasses import replace
 
 import pytest
@@ -256,3 +258,28 @@ def test_autoattack_has_its_own_number_of_images(tmp_path, measured, monkeypatch
     (few,) = planned(replace(TABLE, rows=(row,)), tmp_path, limit=5)
     carry_out([replace(few, folder=job.folder)], Workspace(torch.device("cpu")))
     assert results.read(few.path)["found"]["attacks"]["autoattack"]["n"] == 5
+
+
+def test_a_run_that_another_process_holds_is_waited_for(measured, tmp_path, monkeypatch):
+    """Nothing is written on its behalf; what the other process leaves is taken over."""
+    monkeypatch.setattr(run, "_POLL", 0.0)
+    first, second = planned(TABLE, tmp_path)
+    said, looks = [], iter(range(1000))
+
+    def let_go_later() -> bool:
+        if next(looks) == 6:
+            held.close()
+            shutil.copytree(planned(TABLE, measured)[0].folder, first.folder, dirs_exist_ok=True)
+            shutil.copy(planned(TABLE, measured)[0].path, first.path)
+        return False
+
+    with ExitStack() as held:
+        held.enter_context(run_folder.claimed(first.folder))  # a lock is the file's: it holds against this process, too
+        with pytest.raises(Stopped, match="another process"):
+            carry_out([first], Workspace(torch.device("cpu"), stop=lambda: next(looks) > 2))
+        assert not first.path.exists()
+        looks = iter(range(1000))
+        first.path.parent.mkdir(parents=True, exist_ok=True)
+        carry_out([first], Workspace(torch.device("cpu"), stop=let_go_later, log=said.append))
+    assert said == [f"waiting for another process at {first.name}"]
+    assert state(first) == "measured" and state(second) == "missing"

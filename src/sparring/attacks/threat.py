@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import numbers
 import re
+import sys
 from typing import Literal, TypeGuard, get_args
 
 import torch
@@ -24,8 +25,10 @@ _PART = re.compile(r"eps(?:/([0-9.eE+-]+))?")
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether a value is a real number; True and False are none."""
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+    """Whether a value is a real number; True and False are none, nor is one too large for a float."""
+    if not isinstance(value, numbers.Real) or isinstance(value, bool):
+        return False
+    return not isinstance(value, int) or abs(value) <= sys.float_info.max
 
 
 def check_norm(norm: object) -> None:

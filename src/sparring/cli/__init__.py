@@ -45,7 +45,7 @@ COMMANDS = {
 }
 _OF_FILES = {  # why a file cannot be read or written, where the user can fix it
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP),
-    *(errno.ENOSPC, errno.EDQUOT),
+    *(errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE),  # a full or broken disk, a server that is gone
 }
 _OF_DISKS = {
     errno.EIO,

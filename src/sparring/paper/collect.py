@@ -83,6 +83,8 @@ def collect(item: Item, folder: Path, limit: int | None = None, wanted: Scale | 
             other += 1
         elif results.finished(result):
             found.setdefault((row.name, scale), []).append(result)
+        elif result["config"] is None:  # nothing is trained here that could have begun
+            other += 1
         else:
             begun.append(result)
     for name, scale, result in _shared_courses(item, folder):

@@ -186,13 +186,14 @@ def check(result: object) -> str:
 def _course(result: Mapping[str, Any]) -> str:
     """A training leaves a history with one entry per epoch in each of its columns."""
     if result["config"] is None:
-        return "" if result["state"] == "measured" else "it is not measured, and nothing was trained"
+        return ""
     history = result.get("history")
     if history is None or "training_seconds" not in result:
         return "it has no 'history' of its training" if history is None else "it has no 'training_seconds'"
     if len({len(column) for column in history.values()}) > 1:
         return "the columns of its history differ in length"
-    needed = ("epoch", "seconds", "backprops") if history or result["state"] in ("measured", "trained") else ()
+    done = result["state"] in ("measured", "trained")
+    needed = ("epoch", "seconds", "backprops") if done else ("epoch", "seconds") if history else ()
     if missing := [name for name in needed if not history.get(name)]:
         return f"its history has no {missing[0]!r}"
     if result["state"] == "diverged" and "diverged_in_epoch" not in result:

@@ -6,10 +6,13 @@ An unfinished run leaves a result as well, with its course so far and the time p
 
 from __future__ import annotations
 
+import fcntl
+import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -100,6 +103,8 @@ def _tried(job: Job, workspace: Workspace) -> bool:
         return True
     if workspace.stop():
         raise Stopped(f"before {job.name}")
+    if job.folder is not None and _held(job.folder):
+        return False
     try:
         if state(job) in ("missing", "interrupted"):
             train_run(job, workspace)
@@ -117,6 +122,23 @@ def _tried(job: Job, workspace: Workspace) -> bool:
             raise
         return False
     return True
+
+
+def _held(folder: Path) -> bool:
+    """Whether another process has locked a run folder (`run_folder.claimed`). It may lock it a moment later."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:  # there is none yet
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # a file system without locks
+        return False
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def _by_another(error: UserError) -> bool:

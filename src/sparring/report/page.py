@@ -96,7 +96,7 @@ def write_page(
         facts=facts,
         version=__version__,
     )
-    write_text(path, text)
+    write_text(path, text.encode("utf-8", "replace").decode())  # the name of a folder may not be UTF-8
 
 
 def tables(methods: Sequence[Method]) -> list[list[Method]]:
