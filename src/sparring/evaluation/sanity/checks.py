@@ -60,7 +60,7 @@ NOISE_SHARE, NOISE_LEAST = 0.9, 10
 # PGD on gradients averaged over the ball: on honest networks weaker than restarts of PGD, which use more gradients. It
 # breaks 0 to 2 of 256 images that those do not, and an upper bound of one in a hundred is tested against.
 SMOOTH_SHARE, SMOOTH_STEPS, SMOOTH_SAMPLES = 0.01, 20, 2
-# A blind search breaks almost none of the images that gradient attacks of the same budget cannot break.
+# A blind search breaks almost none of the images that gradient attacks of twice the budget cannot break.
 SQUARE_SHARE, SQUARE_QUERIES = 0.01, 200
 _STILL_COUNTED = "The worst case still counts them as robust: the true accuracy is lower."
 
@@ -191,7 +191,7 @@ def smoothing_beats_gradient(broken: int, withstood: int, n: int) -> str | None:
 
 
 def square_beats_white_box(broken: int, withstood: int, n: int) -> str | None:
-    """Whether a blind search breaks images that gradient attacks of the same budget do not.
+    """Whether a blind search breaks images that gradient attacks of twice the budget do not.
 
     Args:
         broken: images that the search breaks and the gradient attacks do not.
@@ -202,7 +202,7 @@ def square_beats_white_box(broken: int, withstood: int, n: int) -> str | None:
         return None
     return (
         f"Of the {n} images checked {withstood} withstood everything else; a blind search of {SQUARE_QUERIES} queries "
-        f"breaks {broken} of these that PGD with as many gradients does not. {_STILL_COUNTED}"
+        f"breaks {broken} of these that PGD with twice as many gradients does not. {_STILL_COUNTED}"
     )
 
 
