@@ -198,11 +198,11 @@ def _measure(
     smooth = {"steps": checks.SMOOTH_STEPS, "samples": checks.SMOOTH_SAMPLES, "generator": generator, "norm": norm}
     level = probes.smoothed(model, x[standing], y[standing], eps=eps, **smooth)  # type: ignore[arg-type]
     wrong = standing[~(blind & level)]
-    again: dict[str, Any] = {"eps": eps, "norm": norm, "generator": generator}
-    missed = _missed_by_restarts(model, x, y, wrong, **again)
+    restarts: dict[str, Any] = {"eps": eps, "norm": norm, "generator": generator}
+    missed = _missed_by_restarts(model, x, y, wrong, **restarts)
     smoothed = int(torch.isin(missed, standing[~level]).sum())
     found["smoothing-beats-gradient"] = checks.smoothing_beats_gradient(smoothed, len(standing), len(x))
-    searched = _missed_by_restarts(model, x, y, missed[torch.isin(missed, standing[~blind])], **again)
+    searched = _missed_by_restarts(model, x, y, missed[torch.isin(missed, standing[~blind])], **restarts)
     found["square-beats-white-box"] = checks.square_beats_white_box(len(searched), len(standing), len(x))
     return found
 
