@@ -82,8 +82,15 @@ def test_one_line_says_what_the_model_did(call: str, name: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_logits_are_converted_by_attacks_and_refused_by_verdicts(dtype: torch.dtype) -> None:
-    x_adv = sparring.pgd(lambda x: NET(x).to(dtype), X, Y, steps=2, start=None)
-    assert torch.equal(x_adv, sparring.pgd(lambda x: NET(x).to(dtype).float(), X, Y, steps=2, start=None))
+    seen = []
+
+    def loss(logits: Tensor, y: Tensor) -> Tensor:
+        seen.append(logits.dtype)
+        return nn.functional.cross_entropy(logits, y, reduction="none")
+
+    for attack in (sparring.pgd, sparring.friendly_pgd):
+        attack(lambda x: NET(x).to(dtype), X, Y, steps=2, loss=loss)
+    assert set(seen) == {torch.float32}
     with pytest.raises(UserError, match=f"logits are {dtype}; verdicts are fp32. Take autocast and .half"):
         CALLS["evaluate"](lambda x: NET(x).to(dtype))
 
@@ -101,6 +108,7 @@ def test_parameters_on_two_devices_are_named() -> None:
             return [SimpleNamespace(device=torch.device("cuda", index), is_floating_point=bool) for index in (0, 1)]
 
     said = failures.told(RuntimeError("all on the same device"), Scattered(), X)
+    assert isinstance(said, UserError)
     assert str(said) == (
         "the model's parameters are on cuda:0 and cuda:1, and it fails (RuntimeError: all on the same device). "
         "Move all to one: model.to('cpu')."

@@ -202,3 +202,16 @@ def test_plain_does_not_modify_its_argument(tiny: nn.Module) -> None:
     before = dict(named)
     foreign.plain(named, Path("x"))
     assert named == before
+
+
+@pytest.mark.parametrize(
+    "tensor", [torch.eye(2).to_sparse(), torch.zeros(2, dtype=torch.complex64)], ids=["sparse", "complex"]
+)
+def test_a_name_with_control_characters_stays_in_its_line(
+    tmp_path: Path, tiny: nn.Module, tensor: torch.Tensor
+) -> None:
+    path = tmp_path / "weights.pt"
+    torch.save({**tiny.state_dict(), "a\nb\x1b[31m": tensor}, path)
+    with pytest.raises(UserError, match=r"'a\\nb\\x1b\[31m'") as caught:
+        load_model(path)
+    assert str(caught.value).isprintable()

@@ -158,6 +158,11 @@ def test_a_masked_gradient_is_doubted(robust, images, how) -> None:
     assert found.keys() >= MASKED[how], found
 
 
+def test_a_staircase_is_doubted_in_l2(robust, images) -> None:
+    found = {doubt.name for doubt in doubts(Masked(robust, staircase).eval(), *images, eps=1.0, norm="l2")}
+    assert "smoothing-beats-gradient" in found
+
+
 def test_masking_leaves_the_natural_accuracy(robust, images) -> None:
     """The models above are defences that someone could publish: what they lose is robustness, not accuracy."""
     x, y = images
