@@ -72,8 +72,8 @@ def test_every_command_refuses_an_unknown_flag(sparring, name, finished):
         ),
         (
             OSError(errno.EIO, "Input/output error", "a"),
-            2,
-            "sparring: a cannot be read or written: input/output error.\n",
+            1,
+            "sparring: a: input/output error. Check the disk, and try again.\n",
         ),
         (OSError(errno.ENAMETOOLONG, "Too long", "a"), 2, "sparring: a cannot be read or written: too long.\n"),
     ],

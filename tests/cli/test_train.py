@@ -374,13 +374,3 @@ def test_permission_error_is_one_line(sparring, monkeypatch):
 
     monkeypatch.setattr(command, "options_of", forbidden)
     sparring("train", "fat-digits").user_error("run/config.json cannot be read or written: permission denied.")
-
-
-def test_failing_disk_is_one_line(sparring, monkeypatch):
-    def fails(*args, **kwargs):
-        raise OSError(errno.EIO, "Input/output error", "run/config.json")
-
-    monkeypatch.setattr(command, "options_of", fails)
-    said = sparring("train", "fat-digits")
-    assert said.code == 1
-    said.one_line("run/config.json: input/output error. Check the disk, and try again.")

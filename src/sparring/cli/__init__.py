@@ -45,13 +45,9 @@ COMMANDS = {
 }
 _OF_FILES = {  # why a file cannot be read or written, where the user can fix it
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP),
-    *(errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE),  # a full or broken disk, a server that is gone
+    *(errno.ENOSPC, errno.EDQUOT),
 }
-_OF_DISKS = {
-    errno.EIO,
-    errno.ESTALE,
-    errno.ETIMEDOUT,
-}  # of a disk or a mount, and no file is to blame
+_OF_DISKS = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT}  # of a disk or a mount, and no file is to blame
 _IN_SEVERAL = ("train", "evaluate", "bench")  # what torchrun may start in several processes
 USAGE = """usage: sparring COMMAND [options]
 

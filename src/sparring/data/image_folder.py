@@ -6,6 +6,8 @@ order is by name, so the same folder gives the same data set. Must not know trai
 
 from __future__ import annotations
 
+import io
+import os
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -178,6 +180,18 @@ def _where(listing: _Listing, places: NDArray[np.int64]) -> _Listing:
     return _Listing(tuple(listing.files[i] for i in places), listing.y[places], listing.unused)
 
 
+class _Clipped(io.BufferedReader):
+    """A file that is never asked for more bytes than it has: Python would allocate what a chunk of a PNG claims."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(io.FileIO(path))
+        self._size = os.fstat(self.fileno()).st_size
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """At most `size` bytes, and at most those of the file."""
+        return super().read(size if size is None or size < 0 else min(size, self._size))
+
+
 @contextmanager
 def _opened(path: Path) -> Iterator[Image.Image]:
     """Open an image of a known format; a decompression bomb and what is not a regular file raise."""
@@ -185,7 +199,7 @@ def _opened(path: Path) -> Iterator[Image.Image]:
         raise OSError(0, kind)
     with warnings.catch_warnings():
         warnings.simplefilter("error", Image.DecompressionBombWarning)
-        with Image.open(path, formats=_FORMATS) as image:
+        with _Clipped(path) as file, Image.open(file, formats=_FORMATS) as image:
             if image.width * image.height > _MOST_PIXELS:
                 raise Image.DecompressionBombError
             yield image

@@ -52,6 +52,8 @@ def member_keys(path: Path) -> list[str]:
             names = archive.namelist()
         if len(names) > _ENTRIES:
             raise ValueError(f"{len(names)} arrays")
+        if not all(name.isprintable() for name in names):  # a damaged length can hide the entries that follow
+            raise ValueError("a name with control characters")
         return list(dict.fromkeys(name.removesuffix(".npy") for name in names if name.endswith(".npy")))
 
 

@@ -20,14 +20,13 @@ from torch import nn
 
 from sparring import weights
 from sparring.data import Dataset, load
-from sparring.errors import UserError
 from sparring.paper import results
 from sparring.paper.measure import losses, mixture, motivation, robustness
 from sparring.paper.plan import Job, JobState, remaining, state
 from sparring.paper.specs import Course, Losses, Mixture, Motivation, Robustness
 from sparring.training import checkpoint, run_folder
 from sparring.training.config import Config
-from sparring.training.held_folder import claimed
+from sparring.training.held_folder import InUse, claimed
 from sparring.training.loop import Diverged, Interrupted, train
 from sparring.training.tracking import Tracker
 
@@ -117,9 +116,7 @@ def _tried(job: Job, workspace: Workspace) -> bool:
             with claimed(job.folder):
                 if remaining([job]):
                     _measure_and_write(job, workspace)
-    except UserError as error:
-        if not _by_another(error):
-            raise
+    except InUse:
         return False
     return True
 
@@ -139,11 +136,6 @@ def _held(folder: Path) -> bool:
     finally:
         os.close(descriptor)
     return False
-
-
-def _by_another(error: UserError) -> bool:
-    """Whether a run folder was refused because another process holds it (`run_folder.claimed`)."""
-    return "is in use by another" in str(error)
 
 
 def train_run(job: Job, workspace: Workspace) -> None:
@@ -173,8 +165,8 @@ def train_run(job: Job, workspace: Workspace) -> None:
         raise Stopped(f"in training ({job.name}): {interrupted}") from None
     except Diverged as diverged:
         epoch = diverged.epoch
-    except UserError as error:
-        ours = not _by_another(error)
+    except InUse:
+        ours = False
         raise
     finally:
         how_far: JobState = "diverged" if epoch else state(job)

@@ -19,6 +19,10 @@ from sparring.errors import RunFailed, UserError
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EINVAL, errno.ENOSYS, errno.EBADF)
 
 
+class InUse(UserError):
+    """Another process holds the folder."""
+
+
 @dataclass(frozen=True)
 class Held:
     """A folder that this process holds."""
@@ -52,7 +56,7 @@ def claimed(folder: Path, *, by: str = "training process") -> Iterator[Held]:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
-        raise UserError(f"{folder} is in use by another {by}. Wait for it, or stop it.") from None
+        raise InUse(f"{folder} is in use by another {by}. Wait for it, or stop it.") from None
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise

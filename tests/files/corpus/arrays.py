@@ -48,6 +48,9 @@ def npz_cases() -> Iterator[Case]:
     for kind, pack in (("npz", np.savez), ("npz packed", np.savez_compressed)):
         yield f"{kind} sound", READ, written("a.npz", saved(pack))
         yield from damaged(kind, "a.npz", saved(pack), 16)
+    hidden = bytearray(saved())
+    hidden[hidden.rindex(b"x_test.npy") - 18] += 46 + len("y_test.npy")  # the length of a name
+    yield "a name that hides the next array", REFUSED, written("a.npz", bytes(hidden))
     y_part = (npy((20,), "<i8", y.tobytes()), len(npy((20,), "<i8")) + 160, 0)
     x_head = npy((3000 * 256, 64, 64), "|u1")
     packed = deflated(x_head) + zeros(3000)

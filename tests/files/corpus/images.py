@@ -84,6 +84,8 @@ def image_cases() -> Iterator[Case]:
     yield "sound", READ, among("a.png", written("a.png", SOUND))
     for name, content in contents.items():
         yield name, REFUSED, among(name, written(name, content))
+    claim = SOUND[:33] + struct.pack(">I", 2**32 - 300) + SOUND[37:]
+    yield "a chunk that claims 4 GB", EITHER, among("c.png", written("c.png", claim))
     for form, name in {"PNG": "d.png", "JPEG": "d.jpg", "GIF": "d.gif", "WEBP": "d.webp", "BMP": "d.bmp"}.items():
         whole = encoded(form)
         yield f"{form} truncated", REFUSED, among(name, written(name, whole[: len(whole) * 2 // 3]))
