@@ -28,6 +28,7 @@ from sparring.errors import UserError
 from sparring.evaluation import Result, cache, evaluate
 from sparring.evaluation.cache import Ledger, _read
 from sparring.files import json_text
+from sparring.files.digests import SUM, sealed
 from sparring.files.json_text import Damaged, Unreadable
 from sparring.launch.slurm import submitted
 from sparring.paper import Workspace, carry_out, results
@@ -196,6 +197,9 @@ def test_configurations_that_can_be_read_reach_the_page(run, tmp_path):
     texts = [text for _, text in [*field_by_field(valid), *at_random(valid, 100, seed=5)] if DEEP not in text]
     runs = []
     for number, text in enumerate(some(texts, 150)):
+        with suppress(ValueError):  # a text that is not JSON is written as it is
+            content = json.loads(text)
+            text = json.dumps(sealed(content)) if isinstance(content, dict) and content.pop(SUM, None) else text
         path.write_text(text)
         with suppress(UserError):
             found = open_run(folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -36,8 +37,9 @@ def interrupt(*given: object, **more: object) -> None:
 
 
 @pytest.fixture(autouse=True)
-def listening():
+def listening(monkeypatch):
     previous = signal.signal(signal.SIGINT, signal.default_int_handler)  # in a background job it may be ignored
+    monkeypatch.setattr("sparring.training.signals._received", [])  # those that other tests have sent
     yield
     signal.signal(signal.SIGINT, previous)
 
@@ -51,8 +53,7 @@ def stopped(said) -> None:
 def test_commands_on_a_run(sparring, finished, tmp_path, monkeypatch, what):
     words, module, name = COMMANDS[what]
     monkeypatch.setattr(module, name, interrupt)
-    run = tmp_path / "run"
-    run.symlink_to(finished, target_is_directory=True)
+    run = shutil.copytree(finished, tmp_path / "run")
     stopped(sparring(what.partition(",")[0], run, *words))
     assert not list(Path().rglob(".*.tmp"))
 

@@ -22,6 +22,7 @@ from sparring.paper.specs import Robustness
 from sparring.report import gather
 from sparring.training import config as configs
 from sparring.training import run_folder
+from sparring.training.held_folder import claimed
 from sparring.training.loop import Diverged, Interrupted
 from sparring.training.run_folder import AT_ONCE
 from sparring.weights import load_model
@@ -274,7 +275,7 @@ def test_a_run_that_another_process_holds_is_waited_for(measured, tmp_path, monk
         return False
 
     with ExitStack() as held:
-        held.enter_context(run_folder.claimed(first.folder))  # a lock is the file's: it holds against this process, too
+        held.enter_context(claimed(first.folder))  # a lock is the file's: it holds against this process, too
         with pytest.raises(Stopped, match="another process"):
             carry_out([first], Workspace(torch.device("cpu"), stop=lambda: next(looks) > 2))
         assert not first.path.exists()

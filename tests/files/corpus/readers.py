@@ -8,7 +8,7 @@ from pathlib import Path
 from sparring.data import archives, cifar100, extra, idx, image_folder, npz, tiny_imagenet
 from sparring.data.mat5 import read_mat
 from sparring.errors import UserError
-from sparring.report import gather
+from sparring.report import evaluations, gather
 from sparring.training import run_folder
 from sparring.weights import load_model
 from tests.files.corpus.archives import idx_cases, pickle_cases, tar_cases
@@ -31,7 +31,8 @@ def read_svhn(path: Path) -> object:
 
 def report(folder: Path) -> object:
     """What a page says of a run."""
-    return gather.methods(folder), gather.hardware(folder), gather.not_evaluations(folder)
+    run = gather.open_run(folder)
+    return gather.rows_of(run), run.hardware
 
 
 READERS: dict[str, tuple[Reader, Callable[[], Iterator[Case]]]] = {
@@ -53,9 +54,6 @@ READERS: dict[str, tuple[Reader, Callable[[], Iterator[Case]]]] = {
     "run, environment": (run_folder.read_environment, lambda: run_cases(run_folder.ENVIRONMENT)),
     "run, reported": (report, run_cases),
     "run, loaded": (load_model, lambda: run_cases(run_folder.CONFIG)),
-    "result": (gather.measured_of_file, result_cases),
+    "result": (evaluations.measured_of_file, result_cases),
     "hub": (load_model, hub_cases),
 }
-
-# Readers that do not yet refuse every case: they are run where they are named, and not by default.
-PENDING = frozenset({"run, opened", "run, metrics", "run, environment", "run, reported", "result"})
