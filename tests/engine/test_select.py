@@ -35,7 +35,7 @@ def prepared(model: nn.Module, **changes) -> engine.Engine:
 def test_off_without_cuda_with_one_line_of_why():
     made = prepared(network(), half=True)
     assert isinstance(made.step, engine.PlainUpdate) and made.runner is None
-    assert made.line == "engine: plain, fp32 (captured graphs and bf16 need CUDA)"
+    assert made.line.startswith("engine: plain, fp32 (captured graphs need CUDA); attack: batch-norm folded")
     assert prepared(network(), kind="plain").line == "engine: plain, fp32 (as asked)"
 
 

@@ -6,6 +6,7 @@ import inspect
 import math
 import numbers
 from collections.abc import Callable
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,19 @@ from sparring.errors import UserError, unknown
 
 STARTS = ("uniform", "normal")
 Model = Callable[[Tensor], Tensor]  # pixels in [0, 1] -> logits of shape (B, classes)
+# (gradient at the logits, places in the forward pass or None for all) -> gradient at the pixels, of as many examples
+Back = Callable[[Tensor, Tensor | None], Tensor]
+
+
+@runtime_checkable
+class TwoPasses(Protocol):
+    """A model that also runs without autograd, so that its backward pass can be that of fewer examples."""
+
+    def __call__(self, x: Tensor, /) -> Tensor:
+        """Logits, with autograd."""
+
+    def forward_back(self, x: Tensor) -> tuple[Tensor, Back]:
+        """Logits without a graph, and the backward pass."""
 
 
 class NotFinite(UserError):
@@ -180,19 +194,43 @@ def not_finite(logits: Tensor) -> str:
 
 def checked(model: Model, y: Tensor) -> Model:
     """`model`, whose first output is checked to be finite logits for the labels `y`."""
-    unchecked = True
+    first = _Checked(model, y)
+    return _CheckedPasses(model, first) if isinstance(model, TwoPasses) else first
 
-    def predict(x: Tensor) -> Tensor:
-        nonlocal unchecked
-        logits = _first(model, x) if unchecked else model(x)
-        if unchecked:
-            check_logits(logits, x, y)
-            if broken := not_finite(logits):
-                raise NotFinite(f"{broken}. Check the model's weights: its training may have diverged.")
-            unchecked = False
+
+class _Checked:
+    """A model whose first output is checked."""
+
+    def __init__(self, model: Model, y: Tensor) -> None:
+        self.model, self.y, self.unchecked = model, y, True
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Logits."""
+        return self.check(_first(self.model, x), x) if self.unchecked else self.model(x)
+
+    def check(self, logits: Tensor, x: Tensor) -> Tensor:
+        """The logits, refused where they are none."""
+        check_logits(logits, x, self.y)
+        if broken := not_finite(logits):
+            raise NotFinite(f"{broken}. Check the model's weights: its training may have diverged.")
+        self.unchecked = False
         return logits
 
-    return predict
+
+class _CheckedPasses:
+    """The same of a model in two passes."""
+
+    def __init__(self, model: TwoPasses, first: _Checked) -> None:
+        self.model, self.first = model, first
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Logits."""
+        return self.first(x)
+
+    def forward_back(self, x: Tensor) -> tuple[Tensor, Back]:
+        """Logits, and the backward pass."""
+        logits, back = self.model.forward_back(x)
+        return self.first.check(logits, x) if self.first.unchecked else logits, back
 
 
 def _first(model: Model, x: Tensor) -> Tensor:
