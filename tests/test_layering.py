@@ -153,6 +153,7 @@ HOUSE: dict[str, list[str]] = {
         "verdicts",
         "starts",
         "protocols",
+        "estimate",
         "sanity",
         "result",
         "cache",
