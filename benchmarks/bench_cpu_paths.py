@@ -1,9 +1,10 @@
 """An attack step on a CPU by each path: the model, folded, in two passes, in bf16, compiled.
 
-    python benchmarks/bench_cpu_paths.py [OUT.json]
+    python benchmarks/bench_cpu_paths.py [--compile] [OUT.json]
 
 A step is a forward pass and the gradient of the pixels, on one thread, in CPU time; the paths take turns. Prints the
-time of each over that of the model itself. The start of torch.compile is wall time.
+time of each over that of the model itself. `--compile` adds torch.compile, which takes a minute to start for each
+network; that is wall time.
 """
 
 from __future__ import annotations
@@ -57,6 +58,8 @@ def paths(name: str, channels: int, side: int, x: Tensor, y: Tensor) -> tuple[di
     if bf16_unit():
         half = CPUPasses(fold(model, dtype=torch.bfloat16, fused=False))
         steps["the same in bf16"] = lambda: in_two(half, x, y)
+    if "--compile" not in sys.argv:
+        return steps, float("inf")
     compiled = torch.compile(fold(model, dtype=torch.float32, fused=False).to(**layout))
     began = time.perf_counter()
     try:
@@ -88,12 +91,14 @@ def main(out: Path | None) -> None:
         for path, median in medians.items():
             ratio = median / medians["the model"]
             print(f"{name:9} {batch} images, {path:24} {median:8.2f} ms, {ratio:.2f} of the model's", flush=True)
-        print(f"{name:9} torch.compile starts in {start_s:.0f} s")
+        if start_s < float("inf"):
+            print(f"{name:9} torch.compile starts in {start_s:.0f} s")
     if out is not None:
         where = {**run_folder.environment(torch.device("cpu")), "bf16": bf16_unit() or "none"}
-        command = "python benchmarks/bench_cpu_paths.py results/engine/cpu-paths.json"
+        command = "python benchmarks/bench_cpu_paths.py --compile results/engine/cpu-paths.json"
         out.write_text(json.dumps({"n": TURNS, **where, "command": command, "networks": found}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else None)
+    named = [word for word in sys.argv[1:] if word != "--compile"]
+    main(Path(named[0]) if named else None)
