@@ -34,7 +34,7 @@ def test_every_part_on_a_cpu():
     bench = made()
     parts = dict(bench.parts())
     assert list(parts) == list(bench.every) and all(parts.values())
-    assert parts["start-up"][0][1].startswith("engine: plain, fp32 (captured graphs and bf16 need CUDA)")
+    assert parts["start-up"][0][1].startswith("engine: plain, fp32 (captured graphs need CUDA)")
     madry, *friendly = bench.found["epochs"]
     assert madry["backprops"] == bench.training.objective.steps  # no example stops
     assert [row["name"] for row in friendly] == ["FAT, tau 0", "FAT, tau 2"]

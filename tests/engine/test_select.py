@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from sparring import UserError, engine
+from sparring.attacks.checks import TwoPasses
 from sparring.data import hold_out, load
 from sparring.engine import select
 from sparring.engine.cuda_graphs import Captured, NotCapturable
@@ -35,7 +36,7 @@ def prepared(model: nn.Module, **changes) -> engine.Engine:
 def test_off_without_cuda_with_one_line_of_why():
     made = prepared(network(), half=True)
     assert isinstance(made.step, engine.PlainUpdate) and made.runner is None
-    assert made.line == "engine: plain, fp32 (captured graphs and bf16 need CUDA)"
+    assert made.line.startswith("engine: plain, fp32 (captured graphs need CUDA); attack: batch-norm folded")
     assert prepared(network(), kind="plain").line == "engine: plain, fp32 (as asked)"
 
 
@@ -261,3 +262,15 @@ def test_cudnn_tunes_inside_a_block_where_sizes_are_few():
         with prepared(network(), **given).tuned():
             assert torch.backends.cudnn.benchmark == tunes
         assert torch.backends.cudnn.benchmark == before
+
+
+def test_on_a_cpu_the_attack_follows_the_updates():
+    model = network()
+    x, y = images(model, 8)
+    made = prepared(model)
+    before = made.gradients(x)
+    made.update(x, x, y, 0.1)
+    assert isinstance(made.gradients, TwoPasses)
+    assert torch.allclose(made.gradients(x), model.eval()(x), rtol=0, atol=1e-9)
+    assert not torch.allclose(made.gradients(x), before, rtol=0, atol=1e-3)
+    assert prepared(model, kind="plain").gradients is model

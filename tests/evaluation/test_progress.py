@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import threading
 
 import pytest
 import torch
 
-from sparring.evaluation import Part, PGDAttack, Protocol, evaluate, progress
+from sparring.evaluation import Part, PGDAttack, Protocol, estimate, evaluate, progress
 
 PROTOCOL = Protocol("one", "", 0.1, (PGDAttack("pgd2", 2, Part(4)),))
 
@@ -64,3 +65,29 @@ def test_a_closed_pipe_does_not_stop_the_work(often, monkeypatch):
         task("pgd20", 100)(50)
         assert tried.wait(10)
     assert not [thread for thread in threading.enumerate() if thread.name.endswith("(report)")]
+
+
+def test_a_bar_moves_at_every_step_and_ends_at_the_number_of_images():
+    moved = []
+    by_step = progress.BySteps(moved.append, steps=4)
+    for _ in range(3):  # a batch that did not fit into memory, in its fourth step
+        by_step(8)
+    for half in (4, 4):
+        for _ in range(4):
+            by_step(half)
+        by_step.finish(half)
+    assert moved[:3] == [2, 2, 2] and moved[3:7] == [1, 1, 1, 1]
+    assert sum(moved) == 8
+
+
+def test_every_step_of_an_attack_is_counted(trained, monkeypatch):
+    seen = []
+    monkeypatch.setattr(progress.BySteps, "__call__", lambda self, images: seen.append(images))
+    evaluate(trained.model, trained.x[:40], trained.y[:40], PROTOCOL, batch_size=20, doubts=False)
+    assert seen == [20, 20] * 2
+
+
+def test_how_long_it_takes_is_said_beforehand(trained, monkeypatch, capsys):
+    monkeypatch.setattr(estimate, "_SHORT", 0.0)
+    evaluate(trained.model, trained.x[:40], trained.y[:40], PROTOCOL, doubts=False, progress=True)
+    assert re.match(r"about \d+ s on this machine \(\d+ threads?\)\n", capsys.readouterr().out)

@@ -6,6 +6,7 @@ import inspect
 import math
 import numbers
 from collections.abc import Callable
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -17,6 +18,19 @@ from sparring.errors import UserError, unknown
 STARTS = ("uniform", "normal")
 HALF = (torch.float16, torch.bfloat16)
 Model = Callable[[Tensor], Tensor]  # pixels in [0, 1] -> logits of shape (B, classes)
+# (gradient at the logits, places in the forward pass or None for all) -> gradient at the pixels, of as many examples
+Back = Callable[[Tensor, Tensor | None], Tensor]
+
+
+@runtime_checkable
+class TwoPasses(Protocol):
+    """A model that also runs without autograd, so that its backward pass can be that of fewer examples."""
+
+    def __call__(self, x: Tensor, /) -> Tensor:
+        """Logits, with autograd."""
+
+    def forward_back(self, x: Tensor) -> tuple[Tensor, Back]:
+        """Logits without a graph, and the backward pass."""
 
 
 class NotFinite(UserError):
@@ -199,19 +213,44 @@ def checked(model: Model, y: Tensor) -> Model:
 
     Logits in half precision are converted: the loss, its gradient and the comparison of classes are float32.
     """
-    unchecked = True
+    first = _Checked(model, y)
+    return _CheckedPasses(model, first) if isinstance(model, TwoPasses) else first
 
-    def predict(x: Tensor) -> Tensor:
-        nonlocal unchecked
-        logits = call(model, x)
-        if unchecked:
-            check_logits(logits, x, y)
+
+class _Checked:
+    """A model whose first output is checked."""
+
+    def __init__(self, model: Model, y: Tensor) -> None:
+        self.model, self.y, self.unchecked = model, y, True
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Logits."""
+        return self.check(call(self.model, x), x)
+
+    def check(self, logits: Tensor, x: Tensor) -> Tensor:
+        """The logits, refused where the first ones are none."""
+        if self.unchecked:
+            check_logits(logits, x, self.y)
             if broken := not_finite(logits):
                 raise NotFinite(f"{broken}. Check the model's weights: its training may have diverged.")
-            unchecked = False
+            self.unchecked = False
         return logits.float() if logits.dtype in HALF else logits
 
-    return predict
+
+class _CheckedPasses:
+    """The same of a model in two passes."""
+
+    def __init__(self, model: TwoPasses, first: _Checked) -> None:
+        self.model, self.first = model, first
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Logits."""
+        return self.first(x)
+
+    def forward_back(self, x: Tensor) -> tuple[Tensor, Back]:
+        """Logits, and the backward pass."""
+        logits, back = self.model.forward_back(x)
+        return self.first.check(logits, x), back
 
 
 def call(model: Model, x: Tensor) -> Tensor:

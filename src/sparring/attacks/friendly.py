@@ -3,7 +3,7 @@
 Per example: predict at the current point; wrong with no tau left: stop there and take no step; wrong with tau left:
 spend one and step; right: step. Nothing is checked after step K. So tau >= K is plain PGD-K, bit for bit, and an
 example that is wrong at its start stays there. An example that has stopped is not computed again, which saves time: on
-2 CPU cores a batch that needs b of K steps takes about (b + 1) / K of plain PGD (benchmarks/bench_attack.py).
+a CPU a batch that needs b of K steps takes about (b + 1) / K of plain PGD (benchmarks/bench_attack.py).
 """
 
 from __future__ import annotations

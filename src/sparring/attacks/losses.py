@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sparring.attacks.checks import Model, check_labels
+from sparring.attacks.eval_mode import input_gradient
 from sparring.attacks.threat import is_number
 from sparring.errors import UserError
 
@@ -128,6 +129,13 @@ class InnerLoss:
         if self.target is not None:
             return -self._of(logits, self.target[rows], rows)
         return self._of(logits, y, rows)
+
+    def gradient(self, logits: Tensor, y: Tensor, rows: Tensor) -> Tensor:
+        """The gradient of each example's loss at its logits. Of "ce" it is p - 1_y, faster than by autograd."""
+        if self.loss == "ce" and self.target is None:
+            p = F.softmax(logits.detach(), dim=1)
+            return p.scatter_add_(1, y[:, None], p.new_full((len(y), 1), -1.0))
+        return input_gradient(self(logits, y, rows), logits)
 
     def _of(self, logits: Tensor, y: Tensor, rows: Tensor) -> Tensor:
         if self.natural is not None:

@@ -4,7 +4,8 @@
 
 The loop knows no attack by name. What differs between attacks are its arguments: a start, a loss, a stop rule, the
 direction of a step, and a hook that sees every iterate. A rule, a hook or a loss with a state of its own keeps it for
-the whole batch and reads it at `rows`, the numbers of the examples that are still active.
+the whole batch and reads it at `rows`, the numbers of the examples that are still active. A model that has
+`forward_back` (`passes`) computes the gradients of only those that go on.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from sparring.attacks import ball
 from sparring.attacks.checks import (
+    Back,
     Model,
     check_batch,
     check_generator,
@@ -29,6 +31,7 @@ from sparring.attacks.checks import (
 )
 from sparring.attacks.eval_mode import eval_mode, fresh_generator, input_gradient
 from sparring.attacks.losses import InnerLoss, Loss
+from sparring.attacks.passes import run
 from sparring.attacks.threat import Norm, Radius, StepSize, of_rows, settle
 
 
@@ -48,14 +51,15 @@ class Iterate:
     rows: Tensor  # the examples' numbers in the batch
     x: Tensor  # their natural images
     y: Tensor
-    point: Tensor  # x_adv; gradients are taken with respect to it
-    output: Tensor  # of the model at `point`, with its graph
+    point: Tensor  # x_adv, filled up to a whole size; gradients are taken with respect to it
+    output: Tensor  # of the model there, with its graph; of a model in two passes a leaf
     inner: InnerLoss
+    back: Back | None = None  # the backward pass of a model in two passes
 
     @property
     def x_adv(self) -> Tensor:
         """Where the examples are."""
-        return self.point.detach()
+        return self.point.detach()[: len(self.rows)]
 
     @property
     def logits(self) -> Tensor:
@@ -70,7 +74,15 @@ class Iterate:
     @cached_property
     def gradient(self) -> Tensor:
         """The gradient of each example's loss at its point; the backward pass runs when it is first read."""
-        return input_gradient(self.loss, self.point)
+        if self.back is None:
+            return input_gradient(self.loss, self.point)[: len(self.rows)]
+        return self.back(self.inner.gradient(self.output, self.y, self.rows), None)
+
+    def gradient_of(self, going: Tensor) -> Tensor:
+        """The gradient of the examples at these places, one after the other."""
+        if self.back is None or len(going) == len(self.rows) or "gradient" in vars(self):
+            return self.gradient if len(going) == len(self.rows) else self.gradient[going]
+        return self.back(self.inner.gradient(self.output, self.y, self.rows), going)
 
 
 StopRule = Callable[[Iterate], Tensor]  # bool, one per active example: whether it stops here and takes no step
@@ -99,7 +111,8 @@ def pgd_loop(
 
     Order of events at every step: predict; the hook sees the iterate; the stop rule decides who steps; the input
     gradient; the step; the projection. One forward pass serves the rule and the gradient, so an example that stops
-    beside others that go on wastes one gradient. After the last step nothing is predicted, unless there is a hook.
+    beside others that go on wastes one gradient, unless the model runs in two passes. After the last step nothing is
+    predicted, unless there is a hook.
 
     The model runs as it is given: eval mode and checked arguments are the caller's part. Without a rule no step waits
     for the device; with one, each step reads back how many examples go on.
@@ -118,15 +131,15 @@ def pgd_loop(
     x_adv, backprops = start.clone(), torch.zeros_like(y)
     rows = torch.arange(len(x), device=x.device)
     here, natural, label = start, x, y  # of the active examples: row i belongs to example rows[i]
+    fills = len(x) if stop is not None and hook is None and x.device.type == "cpu" else 0
     for step in range(most if hook is None else most + 1):
         kicks = noise() if noise is not None and step < most else None
         if budget is not None:
             rows, here, natural, label = _keep(torch.nonzero(budget[rows] > step)[:, 0], rows, here, natural, label)
             if len(rows) == 0:
                 break
-        point = here.detach().requires_grad_(step < most)
-        with torch.set_grad_enabled(step < most):
-            at = Iterate(step, rows, natural, label, point, model(point), loss)
+        point, output, back = run(model, here, fills, gradients=step < most)
+        at = Iterate(step, rows, natural, label, point, output, loss, back)
         if hook is not None:
             hook(at)
             if step == most:
@@ -137,16 +150,16 @@ def pgd_loop(
             going = torch.nonzero(~stop(at))[:, 0]
             if len(going) == 0:
                 break
-            gradient = at.gradient
+            gradient = at.gradient_of(going)
             if len(going) < len(rows):
-                rows, here, natural, label, gradient = _keep(going, rows, here, natural, label, gradient)
+                rows, here, natural, label = _keep(going, rows, here, natural, label)
         way = ball.steepest(gradient, norm) if direction is None else direction(gradient, rows)
         here = here + of_rows(step_size, rows) * way
         if kicks is not None:
             here = here + kicks[rows]
         here = ball.project(here, natural, of_rows(eps, rows), norm) if project else here.clamp(0.0, 1.0)
         x_adv = here if len(rows) == len(x) else x_adv.index_copy(0, rows, here)  # not in place: a hook may hold it
-        backprops[rows] += 1
+        backprops = backprops + 1 if len(rows) == len(x) else backprops.index_add(0, rows, torch.ones_like(rows))
     return Found(x_adv.detach(), backprops)
 
 

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 
 from sparring._version import __version__
-from sparring.cli import cuda_early
+from sparring.cli import cpu_early, cuda_early
 from sparring.errors import Cancelled, RunFailed, UserError, did_you_mean
 from sparring.training import signals, torchrun
 
@@ -157,6 +157,7 @@ def _dispatch(words: list[str]) -> int:
         raise UserError(f"unknown command {name!r}.{did_you_mean(name, COMMANDS)} Known: {', '.join(COMMANDS)}.")
     if torchrun.size() > 1 and name not in _IN_SEVERAL:
         raise UserError(f"sparring {name} runs in one process. Start it without torchrun.")
+    cpu_early.start()
     cuda_early.start(words)
     with _deferring_ctrl_c():
         run = importlib.import_module(COMMANDS[name][0]).run

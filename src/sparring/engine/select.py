@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from sparring.attacks.checks import Model
 from sparring.attacks.threat import Norm
+from sparring.engine import cpu
 from sparring.engine.attack.buckets import bucket_sizes
 from sparring.engine.attack.folded import Folded, NotFolded, fold, fused_mismatch, mismatch
 from sparring.engine.attack.replay import Replayed
@@ -103,13 +104,25 @@ def prepare(
     if fast and half and cuda:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     average = WeightAverage(model, ema) if ema else None
-    if not fast:
-        why = plain_because or "as asked" if plain_because or kind == "plain" else "captured graphs and bf16 need CUDA"
-        plain = PlainUpdate(model, optimizer, loss, average.move if average else _nothing, exchange, clip)
-        return Engine(model, plain, model, head=f"engine: plain, fp32 ({why})", average=average, exchange=exchange)
-
     if images is None:
         images = torch.rand((_PROBE, *shape), generator=torch.Generator().manual_seed(0)).to(device)
+    if not fast:
+        why = plain_because or "as asked" if plain_because or kind == "plain" else "captured graphs need CUDA"
+        by_hand = kind == "auto" and device.type == "cpu" and not plain_because
+        on_cpu = cpu.attack_for(model, images, half=half) if by_hand else cpu.CPUAttack(None, "")
+        refreshed = _nothing if on_cpu.network is None else on_cpu.network.refresh
+        after = _both(refreshed, average.move if average else _nothing)
+        return Engine(
+            model,
+            PlainUpdate(model, optimizer, loss, after, exchange, clip),
+            on_cpu.network or model,
+            head=f"engine: plain, fp32 ({why})",
+            attack_how=on_cpu.how,
+            average=average,
+            refresh=refreshed,
+            exchange=exchange,
+        )
+
     every = max(tuning.of(device).bucket, batch // 16)  # a bucket costs a second of start-up, or two
     numbers = _Run(batch, shape, device, half, every, frozenset(without))
     with tuned_sizes(fixed_sizes):
@@ -378,6 +391,14 @@ def _layers(module: nn.Module | None) -> Collection[nn.Module]:
 
 def _on_cuda(device: torch.device) -> bool:
     return device.type == "cuda"
+
+
+def _both(first: Callable[[], None], second: Callable[[], None]) -> Callable[[], None]:
+    def work() -> None:
+        first()
+        second()
+
+    return work
 
 
 def _nothing() -> None:

@@ -35,8 +35,9 @@ from sparring.engine import on
 from sparring.errors import RunFailed, UserError
 from sparring.evaluation.autoattack import run_autoattack
 from sparring.evaluation.cache import Store, fingerprint, open_store
+from sparring.evaluation.estimate import announcement
 from sparring.evaluation.gradient_model import frozen
-from sparring.evaluation.progress import Task, meter
+from sparring.evaluation.progress import BySteps, Task, meter
 from sparring.evaluation.protocols import Protocol, Settings, UniqueAttack, find, radius_of, unique_attacks
 from sparring.evaluation.result import WORST, AttackResult, Repeat, Result, check_about
 from sparring.evaluation.sanity import measure
@@ -139,6 +140,17 @@ def evaluate(
             verdicts = open_store(None if store is None else Path(store), model, x, y, world)
         task = held.enter_context(meter(progress and world.first))
         natural = _natural(subject, verdicts, task, norm)
+        if progress and world.first and subject.device.type == "cpu":
+            how_long = announcement(
+                natural.seconds / len(x),
+                [attack.settings for attack in attacks],
+                seeds=seeds,
+                images=subject.count(torch.arange(len(x))),
+                checked=min(len(x), _DOUBTED) if doubts else 0,
+                threads=torch.get_num_threads(),
+            )
+            if how_long:
+                print(how_long, flush=True)
         records = {natural.name: natural}
         for attack in attacks:
             run = _autoattack if attack.settings.loss == "autoattack" else _pgd
@@ -224,12 +236,13 @@ def _pgd(
             # Draws depend on what the attack does, not on its name; at another eps they are the same, scaled.
             purpose = f"{settings.loss} {settings.steps} {part}"
             starts = Starts(settings.start, eps=settings.eps, seed=seed, purpose=purpose, norm=settings.norm)
-            work = partial(_after_pgd, subject, settings, starts)
+            by_step = BySteps(advance, settings.steps)
+            work = partial(_after_pgd, subject, settings, starts, by_step)
             began = time.perf_counter()
             for done, right in subject.each(rows, work):
                 ledger.enter(done, right, time.perf_counter() - began)
                 began = time.perf_counter()
-                advance(len(done))
+                by_step.finish(len(done))
             ledger.join(store.world)
             correct &= ledger.correct
             seconds += ledger.seconds
@@ -237,11 +250,13 @@ def _pgd(
     return _record(attack.name, settings, _served(attack), subject.precision, repeats)
 
 
-def _after_pgd(subject: Subject, s: Settings, starts: Starts, x: Tensor, y: Tensor, rows: Tensor) -> Tensor:
+def _after_pgd(
+    subject: Subject, s: Settings, starts: Starts, by_step: BySteps, x: Tensor, y: Tensor, rows: Tensor
+) -> Tensor:
     """Whether each example is classified correctly at the final iterate."""
     begin = starts(x, rows)
     how: dict[str, Any] = {"eps": s.eps, "step_size": s.step_size, "steps": s.steps, "loss": s.loss, "norm": s.norm}
-    x_adv = pgd_from(subject.fast, x, y, start=begin, **how)
+    x_adv = pgd_from(subject.fast, x, y, start=begin, each_step=lambda: by_step(len(x)), **how)
     return is_correct(subject.model, x_adv, y)
 
 

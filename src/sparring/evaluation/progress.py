@@ -13,7 +13,25 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from sparring.training.progress import EVERY
 
-Task = Callable[[str, int | None], Callable[[int], None]]  # (what, number of images or None) -> advance(by)
+Advance = Callable[[float], None]  # by a number of images
+Task = Callable[[str, int | None], Advance]  # (what, number of images or None) -> advance
+
+
+class BySteps:
+    """Advances within a batch too, by a part of its images at every step: a batch may take minutes on a CPU."""
+
+    def __init__(self, advance: Advance, steps: int) -> None:
+        self.advance, self.steps, self.ahead = advance, steps, 0.0
+
+    def __call__(self, images: int) -> None:
+        """A step of a batch of `images`."""
+        self.advance(images / self.steps)
+        self.ahead += images / self.steps
+
+    def finish(self, images: int) -> None:
+        """A batch is done: what is left of it counts; steps of a batch that did not fit into memory do not."""
+        self.advance(images - self.ahead)
+        self.ahead = 0.0
 
 
 @contextmanager
@@ -35,7 +53,7 @@ def _bars(console: Console) -> Iterator[Task]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
 
-        def task(what: str, total: int | None) -> Callable[[int], None]:
+        def task(what: str, total: int | None) -> Advance:
             number = bar.add_task(what, total=total)
             return lambda by: bar.advance(number, by)
 
@@ -46,13 +64,13 @@ def _bars(console: Console) -> Iterator[Task]:
 class _Place:
     what: str = "preparing"
     total: int | None = None
-    done: int = 0
+    done: float = 0
 
-    def advance(self, by: int) -> None:
+    def advance(self, by: float) -> None:
         self.done += by
 
     def __str__(self) -> str:
-        return self.what if self.total is None else f"{self.what}: {self.done} of {self.total} images"
+        return self.what if self.total is None else f"{self.what}: {round(self.done)} of {self.total} images"
 
 
 @contextmanager
@@ -60,7 +78,7 @@ def _lines() -> Iterator[Task]:
     """Print from a thread: a batch of PGD-100 may take minutes on a CPU, and AutoAttack does not report within one."""
     place, over, began = _Place(), threading.Event(), time.monotonic()
 
-    def task(what: str, total: int | None) -> Callable[[int], None]:
+    def task(what: str, total: int | None) -> Advance:
         nonlocal place
         place = _Place(what, total)
         return place.advance

@@ -7,7 +7,7 @@ which examples are attacked again. Knows no protocol and no verdict.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
@@ -67,13 +67,16 @@ def pgd_from(
     steps: int,
     loss: Loss,
     norm: Norm = "linf",
+    each_step: Callable[[], None] = lambda: None,
 ) -> Tensor:
     """The images after `steps` steps of PGD from `start`, bitwise those of `attacks.pgd`.
 
-    The model runs as it is given: eval mode is the caller's part. A pixel whose gradient is NaN stays.
+    The model runs as it is given: eval mode is the caller's part. A pixel whose gradient is NaN stays. `each_step` is
+    called at every step.
     """
 
     def steepest_or_stay(gradient: Tensor, _rows: Tensor) -> Tensor:
+        each_step()
         return ball.steepest(gradient.nan_to_num(0.0), norm)
 
     return pgd_loop(
