@@ -63,7 +63,7 @@ def _config(result: Mapping[str, Any]) -> Config | None:
     written = result.get("config")
     try:
         return None if written is None else configs.from_json(written)
-    except (UserError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
+    except UserError:
         return None
 
 

@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args
 from sparring.attacks.threat import check_radius, is_number, step_length
 from sparring.data import Dataset, check_extra, moments, parse_augment
 from sparring.errors import UserError, unknown
+from sparring.files.regular import shown
 from sparring.models.own import Recorded
 from sparring.objectives import FAT, OBJECTIVES, Objective
 from sparring.objectives.base import plain_numbers
@@ -176,11 +177,13 @@ def from_json(given: dict[str, Any]) -> Config:
     A file may hold the parameters of all objectives in one block, and `beta` beside it: those that mean nothing to the
     objective are left out.
     """
-    whole, attack = dict(given), dict(given.get("attack", {}))
-    name = whole.pop("objective", FAT.name)
-    whole.pop("attack", None)
-    if name not in OBJECTIVES:
+    whole = dict(given)
+    name, attack = whole.pop("objective", FAT.name), whole.pop("attack", {})
+    if not isinstance(name, str) or name not in OBJECTIVES:
         raise unknown("objective", str(name), OBJECTIVES)
+    if not isinstance(attack, dict):
+        raise UserError(f"the attack of a configuration holds its parameters by name, got {type(attack).__name__}.")
+    attack = dict(attack)
     if "beta" in whole:
         attack["beta"] = whole.pop("beta")
     known = {item.name for kind in OBJECTIVES.values() for item in dataclasses.fields(kind)}
@@ -191,8 +194,11 @@ def from_json(given: dict[str, Any]) -> Config:
     own = {item.name: attack[item.name] for item in dataclasses.fields(OBJECTIVES[name]) if item.name in attack}
     try:
         return Config(objective=OBJECTIVES[name](**own), **whole)
-    except TypeError as error:
-        raise UserError(f"this configuration was not written by this version of Sparring: {error}.") from None
+    except UserError:
+        raise
+    except (TypeError, ValueError, AttributeError, KeyError, OverflowError) as error:  # a value of another kind
+        reason = shown(str(error).rstrip("."), 120)
+        raise UserError(f"this configuration was not written by this version of Sparring: {reason}.") from None
 
 
 def with_objective(config: Config, name: str | None = None, **parameters: Any) -> Config:

@@ -143,7 +143,7 @@ MASKED = {
     winners_take_all: {"square-beats-white-box"},
     decoy: {"square-beats-white-box"},
     switched_by_hash: {"loss-does-not-grow"},
-    noisy_gradient: {"smoothing-beats-gradient", "square-beats-white-box"},
+    noisy_gradient: {"square-beats-white-box"},
     shuffled_gradient: {"square-beats-white-box", "noise-hurts-as-much"},
     partial_gradient: {"no-collapse-at-large-eps"},
     dropout: {"randomness-at-inference"},
