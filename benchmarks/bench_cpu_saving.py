@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from sparring.cli import cpu_early
@@ -22,6 +23,7 @@ import torch  # noqa: E402
 
 from sparring.data import count_batches, hold_out, load  # noqa: E402
 from sparring.engine import Engine  # noqa: E402
+from sparring.objectives import FAT  # noqa: E402
 from sparring.recipes import digits  # noqa: E402
 from sparring.training import loop, run_folder, start  # noqa: E402
 from sparring.training.config import Config, model_facts  # noqa: E402
@@ -69,7 +71,11 @@ def main() -> None:
     asked = parser.parse_args()
     torch.set_num_threads(asked.threads)
     clock = time.process_time if asked.threads == 1 else time.perf_counter
-    methods = {"Madry": digits.MADRY, "FAT, tau 1": digits.DEMO_FAT, "FAT, tau 2": digits.FAT}
+    methods = {
+        "Madry": digits.MADRY,
+        "FAT, tau 1": replace(digits.FAT, objective=FAT(**digits.ATTACK, tau=1)),
+        "FAT, tau 2": digits.FAT,
+    }
     runs = {name: Timed(config, clock) for name, config in methods.items()}
     for number in range(1, digits.MADRY.epochs + 1):
         for run in runs.values():

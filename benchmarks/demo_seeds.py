@@ -2,7 +2,7 @@
 
     python benchmarks/demo_seeds.py results/demo.json
 
-Runs `sparring demo --seed K` for K = 0..4 (two to three minutes each on 2 cores) and writes every number it measured.
+Runs `sparring demo --seed K` for K = 0..4 (under a minute each on 2 cores) and writes every number it measured.
 """
 
 from __future__ import annotations

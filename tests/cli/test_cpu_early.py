@@ -10,6 +10,8 @@ import pytest
 
 from sparring.cli import cpu_early
 
+SLEEP = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "500"}
+
 
 class Library:
     """A fake libc that records its calls."""
@@ -34,7 +36,7 @@ def started(environment, library):
 
 
 def test_threads_sleep_and_memory_is_kept(library):
-    assert started({}, library) == {"OMP_WAIT_POLICY": "PASSIVE"}
+    assert started({}, library) == SLEEP
     assert [option for option, _ in library.set] == [-3, -1, -2]
 
 
@@ -47,7 +49,7 @@ def test_what_the_user_has_set_stays(given, library):
 
 
 def test_a_system_without_glibc(library):
-    assert started({}, object()) == {"OMP_WAIT_POLICY": "PASSIVE"}
+    assert started({}, object()) == SLEEP
 
 
 def test_nothing_once_torch_is_loaded():
@@ -62,11 +64,11 @@ import sparring
 assert "OMP_WAIT_POLICY" not in os.environ and "torch" not in sys.modules
 from sparring.cli import main
 main(["recipes"])
-print(os.environ["OMP_WAIT_POLICY"])
+print(os.environ["OMP_WAIT_POLICY"], os.environ["GOMP_SPINCOUNT"])
 """
 
 
 def test_the_command_sets_it_and_the_import_does_not():
-    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    environment = {name: value for name, value in os.environ.items() if name not in SLEEP}
     done = subprocess.run([sys.executable, "-c", SHOWN], env=environment, capture_output=True, text=True)
-    assert done.stdout.splitlines()[-1] == "PASSIVE", done.stderr
+    assert done.stdout.splitlines()[-1] == "PASSIVE 500", done.stderr

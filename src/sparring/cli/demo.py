@@ -45,7 +45,7 @@ ATTACKS = {"Natural": "natural", "FGSM": "fgsm", "PGD-20": "pgd20", "C&W": "cw30
 TRIALS = {
     "Standard": (digits.STANDARD, "trained on the images as they are"),
     "Madry": (digits.MADRY, "trained on the worst case: all 10 steps of PGD"),
-    "FAT": (digits.DEMO_FAT, "trained on friendly data: each attack stops soon after it fools the model"),
+    "FAT": (digits.FAT, "trained on friendly data: each attack stops soon after it fools the model"),
 }
 
 
@@ -197,7 +197,7 @@ def _table(methods: list[Method], images: int) -> Table:
 def _write(
     page: Path, lead: str, methods: list[Method], model: torch.nn.Module, data: Dataset, options: Options
 ) -> None:
-    attack = digits.DEMO_FAT.objective.search(Progress(1, options.epochs))
+    attack = digits.FAT.objective.search(Progress(1, options.epochs))
     assert isinstance(attack, KTauPGD)
     # Smaller steps than in training, and tau 0, so that the crossing is visible and the stop comes right after it.
     eps, step_size, steps = attack.eps, attack.eps / 10, attack.steps
