@@ -36,7 +36,7 @@ def main(out: Path) -> None:
         for seed in SEEDS:
             with tempfile.TemporaryDirectory() as folder:
                 model = train(replace(config, seed=seed), Path(folder) / "run", data=data, tensorboard=False)
-            result = bound.estimate(model, data.test.x, data.test.y, eps=config.validation_eps, seed=seed)
+            result = bound.estimate(model, data.test.x, data.test.y, eps=config.validation_radius, seed=seed)
             trials.append(result.as_dict())
             numbers = {key: round(trials[-1][key]["value"], 3) for key in ("risk", "friendly", "conventional")}
             print(name, seed, numbers, f"rho up to {result.largest_rho}", result.findings(), flush=True)

@@ -1,8 +1,6 @@
 """Every digits recipe over three seeds: the accuracies that `sparring recipes` lists as expected.
 
     python benchmarks/digits_recipes.py results/digits-recipes.json
-    python benchmarks/digits_recipes.py results/digits-baselines.json dat-digits cat-digits ates-digits
-    python benchmarks/digits_recipes.py results/digits-options.json fat-digits fat-ema-digits fat-awp-digits
 
 Trains each recipe with seeds 0, 1 and 2 on the CPU and measures it on the 450 test images at the radius it was trained
 for (protocol mart: PGD-20 and C&W-30 in steps of eps/10).
@@ -43,11 +41,11 @@ def main(out: Path, names: list[str]) -> None:
                 model = train(config, Path(folder) / "run", data=data, tensorboard=False)
                 seconds = time.perf_counter() - began
                 metrics = run_folder.read_metrics(Path(folder) / "run")
-            result = evaluate(model, data.test.x, data.test.y, "mart", eps=config.validation_eps, doubts=False)
+            result = evaluate(model, data.test.x, data.test.y, "mart", eps=config.validation_radius, doubts=False)
             accuracies = {record.name: record.accuracy for record in result}
             backprops = sum(record["backprops"] for record in metrics) / len(metrics)
             trials.append({"seed": seed, "seconds": seconds, "backprops": backprops, **accuracies})
-        found[recipe.name] = {"eps": recipe.config.validation_eps, "trials": trials}
+        found[recipe.name] = {"eps": recipe.config.validation_radius, "trials": trials}
         spread = {
             key: f"{100 * min(t[key] for t in trials):.1f}-{100 * max(t[key] for t in trials):.1f}"
             for key in ("natural", "pgd20", "cw30", "worst")

@@ -76,7 +76,7 @@ def trial(config: Config, data: Dataset) -> dict[str, Any]:
         model = train(config, Path(folder) / "run", data=data, device=CPU, tensorboard=False)
         seconds = time.perf_counter() - began
         epochs = run_folder.read_metrics(Path(folder) / "run")
-    result = evaluate(model, data.test.x, data.test.y, "mart", eps=config.validation_eps, doubts=False)
+    result = evaluate(model, data.test.x, data.test.y, "mart", eps=config.validation_radius, doubts=False)
     return {
         "seconds": seconds,
         "backprops": statistics.fmean(record["backprops"] for record in epochs),
