@@ -22,7 +22,7 @@ import torch
 
 import sparring as library
 from sparring.cli import compare, report
-from sparring.cli.evaluate import _refuse_others
+from sparring.cli.result_folder import _refuse_others
 from sparring.data import load
 from sparring.errors import UserError
 from sparring.evaluation import Result, cache, evaluate

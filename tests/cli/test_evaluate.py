@@ -153,7 +153,7 @@ def test_user_errors_are_one_line(sparring, run, tmp_path, words, says):
 
 
 def test_an_unwritable_folder_fails_before_the_work(sparring, run, monkeypatch):
-    monkeypatch.setattr(command.os, "access", lambda path, mode: False)  # root may write anywhere
+    monkeypatch.setattr("os.access", lambda path, mode: False)  # root may write anywhere
     said = sparring("evaluate", run, *FAST)
     said.user_error("is not writable. Choose another with --out.")
     assert said.out == ""

@@ -17,7 +17,8 @@ from rich.table import Table
 from sparring import schedules
 from sparring.cli.arguments import parse
 from sparring.cli.console import Screen
-from sparring.cli.evaluate import data_word, note_classes, of_a_run, open_results, open_subject
+from sparring.cli.result_folder import data_word, open_results
+from sparring.cli.subject import note_classes, of_a_run, open_subject
 from sparring.errors import UserError
 from sparring.paper.bound import SURROGATE, Bound, Estimate, estimate
 from sparring.paper.extremes import Strongest

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
 import re
 import shlex
-from collections import Counter
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -17,24 +13,21 @@ import torch
 import tyro
 from rich.markdown import Markdown
 from rich.table import Table
-from torch import Tensor
 
-from sparring import data, models, schedules, weights
+from sparring import schedules
 from sparring.attacks.threat import Norm
-from sparring.cli.arguments import name_model, named_again, parse
+from sparring.cli.arguments import parse
 from sparring.cli.console import Screen, silent_unless
+from sparring.cli.result_folder import data_word, open_results
 from sparring.cli.signals import stopped
-from sparring.data import Dataset
+from sparring.cli.subject import note_classes, of_a_run, open_subject
 from sparring.errors import UserError
 from sparring.evaluation import PROTOCOLS, Result, evaluate
 from sparring.evaluation.protocols import find
 from sparring.evaluation.sanity.checks import WHY
 from sparring.evaluation.sanity.explain import page
-from sparring.files.json_text import Damaged, read_json
-from sparring.files.leftovers import sweep
-from sparring.files.schema import anything, fields, text
 from sparring.training import run_folder
-from sparring.training.checkpoint import read_facts, write_text
+from sparring.training.checkpoint import write_text
 from sparring.training.distributed import Backend, World, joined, pick_device
 
 DESCRIPTION = """Measure how well a model withstands attack. The same command continues an interrupted evaluation.
@@ -48,10 +41,6 @@ Examples:
 
 Protocols:
 """ + "\n".join(f"  {protocol.name:14} {protocol.about}" for protocol in PROTOCOLS.values())
-
-_OF_A_MODEL = fields(
-    about=fields(model=text(4000), others=anything), others=anything
-)  # all that `_refuse_others` needs
 
 
 @dataclass(frozen=True)
@@ -256,199 +245,6 @@ def _threat_of(asked: Options) -> Options:
     return replace(asked, norm=norm, eps=trained.radius)
 
 
-def of_a_run(path: Path, which: weights.Which) -> tuple[Path, weights.Which]:
-    """The run folder of a checkpoint that was named as a file: other runs have files of the same name."""
-    own: dict[str, weights.Which] = {run_folder.LAST: "last", run_folder.BEST: "best"}
-    if path.name in own and (path.parent / run_folder.CONFIG).is_file():
-        return path.parent, own[path.name]
-    return path, which
-
-
-def open_subject(
-    path: Path,
-    *,
-    which: weights.Which,
-    data_name: str | None,
-    device: torch.device,
-    model: str | None,
-    mean: tuple[float, ...],
-    std: tuple[float, ...],
-) -> tuple[weights.Loaded, str, Dataset]:
-    """Open what a command measures: the model, the name of its data set, the data set."""
-    if bool(mean) != bool(std):
-        raise UserError("--mean and --std go together. Give both, one number per channel in each.")
-    name_model(model)
-    _note_unfinished(path)
-    loaded = weights.load(
-        path,
-        model=model,
-        **_sizes(path, which, model, data_name),
-        normalize=(mean, std) if mean else None,
-        which=which,
-        device=device,
-    )
-    for note in loaded.notes:
-        print(f"note: {note}")
-    if mean and "recipe" in loaded.facts:
-        raise UserError(f"{path} is Sparring's own file and contains its normalisation. Leave out --mean and --std.")
-    spec = data_name or _where_now(path) or loaded.facts.get("data")
-    if not isinstance(spec, str):
-        raise UserError(f"{path} does not record which data it was trained on. Give it: --data cifar10.")
-    try:
-        images = data.load(spec)
-    except UserError as error:
-        if data_name is not None:
-            raise
-        raise UserError(
-            f"{error} ({path} was trained on {spec}; if that has moved, give its place with --data.)"
-        ) from None
-    _fit(loaded.facts["model"], images, path, sized="recipe" in loaded.facts)
-    images = _for_testing(path, images, elsewhere=data_name is not None)
-    if spec.startswith(("folder:", "npz:")):
-        print(f"note: {images.note}.")
-    return loaded, spec, images
-
-
-def _sizes(path: Path, which: weights.Which, model: str | None, data_name: str | None) -> dict[str, Any]:
-    """What the user's own network is made for, where a published file does not record it: that of the data."""
-    if model is None or data_name is None or models.built_in(model) or "model" in weights.facts(path, which=which):
-        return {}
-    images = data.load(data_name)
-    return {"num_classes": images.num_classes, "channels": images.channels, "size": images.size}
-
-
-def _for_testing(path: Path, images: Dataset, *, elsewhere: bool) -> Dataset:
-    """The images to test on: all but the training images, where the data set has no test images of its own."""
-    try:
-        run = run_folder.open_run(path)
-    except UserError:  # not a run, or its configuration cannot be read
-        return images
-    trained_on = run.images.partition("+")[0]  # without its extra images
-    if not trained_on or trained_on == images.fingerprint:
-        return images
-    if not elsewhere:
-        print(
-            f"note: the images of {images.name} have changed since {path} was trained; the test images may include "
-            "images it was trained on."
-        )
-        return images
-    if not images.carved:
-        return images
-    try:
-        own = data.load(run.config.data)
-    except UserError:
-        return images  # the training images are unknown
-    return data.whole(images, without=data.in_memory(own.train)) if own.fingerprint == trained_on else images
-
-
-def _where_now(path: Path) -> str | None:
-    """The data of a run folder: its configuration is updated when the data move, its checkpoints are not."""
-    try:
-        return run_folder.open_run(path).config.data
-    except UserError:
-        return None
-
-
-def note_classes(y: Tensor, n: int) -> None:
-    """Print a note where the first n images lack classes, or where one class dominates."""
-    first = Counter(y[:n].tolist())
-    every = len(set(y.tolist()))
-    if len(first) < every:
-        print(f"note: the first {n} of {len(y)} test images hold {len(first)} of {every} classes.")
-    most = max(first.values(), default=0) / max(1, sum(first.values()))
-    if len(first) > 1 and most >= max(0.5, 1.5 / len(first)):
-        print(f"note: {most:.1%} of these images are of one class: always predicting it reaches that accuracy.")
-
-
-def _note_unfinished(path: Path) -> None:
-    """Print a note where the run has not finished training."""
-    with suppress(UserError):  # not a run, or its configuration cannot be read: the weights may be good
-        config = run_folder.open_run(path).config
-        epochs = config.epochs
-        done = read_facts(path / run_folder.LAST).get("epoch", 0)
-        if done < epochs:
-            again = shlex.join(["sparring", "train", "--out", str(path), "--resume", *named_again(config.model)])
-            print(f"note: {path} has trained {done} of {epochs} epochs. To finish it: {again}")
-
-
-def open_results(path: Path, *, out: Path | None, json: Path | None, file: str) -> Path:
-    """The folder for results, created before the work, so that nothing is measured that cannot be saved.
-
-    `file` is the result file; in a folder named by the user it must not belong to another model.
-    """
-    folder = out or _folder(path)
-    make_folder(folder, "--out")
-    if out is not None:
-        _refuse_others(folder, path, [folder / file])
-    elif not path.is_dir():
-        _refuse_others(folder, path, sorted(folder.glob("*.json")))
-    if json:
-        make_folder(json.parent, "--json")
-        if json.is_dir():
-            raise UserError(f"{json} is a folder. Give a file: --json {json / 'result.json'}.")
-        sweep(json.parent, json.name.__eq__)
-    # A folder that the user named may hold what others write; the one beside a model is ours.
-    sweep(folder, lambda name: name.endswith(".json") if out is None else name == file)
-    return folder
-
-
-def _refuse_others(folder: Path, path: Path, results: Iterable[Path]) -> None:
-    """Refuse a folder with another model's results: models of the same name would share it."""
-    for result in results:
-        if not result.exists():
-            continue
-        try:
-            found = read_json(result, _OF_A_MODEL)
-        except Damaged:  # nothing says whose it is
-            continue
-        other = Path(found["about"]["model"])
-        if _exists(other) and other.resolve() != path.resolve():
-            raise UserError(f"{folder} holds results of {other}. Choose another folder for those of {path}: --out.")
-
-
-def _exists(path: Path) -> bool:
-    """Whether there is such a file or folder; a name that no file can have is none."""
-    try:
-        return path.exists()
-    except (OSError, ValueError):
-        return False
-
-
-def _fit(model: dict[str, object], images: Dataset, path: Path, *, sized: bool) -> None:
-    """Refuse images that do not fit the model; sizes are compared only where the file records its own (`sized`)."""
-    for what, own, given in (
-        ("classes", model.get("num_classes"), images.num_classes),
-        ("colour channels", model.get("channels"), images.channels),
-    ):
-        if own is not None and own != given:
-            raise UserError(
-                f"{path} was made for {own} {what}, {images.name} has {given}. Give its own data set with --data."
-            )
-
-    size = model.get("size")
-    if sized and isinstance(size, list) and tuple(size) != images.size:
-        (height, width), other = size, "x".join(map(str, images.size))
-        raise UserError(
-            f"{path} was made for images of {height}x{width}, those of {images.name} are {other}. "
-            f"A folder's are scaled with folder:PATH?size={height}."
-        )
-    own_names = model.get("classes")
-    if isinstance(own_names, list) and own_names != list(images.classes):
-        at = next(i for i, pair in enumerate(zip(own_names, images.classes, strict=True)) if pair[0] != pair[1])
-        raise UserError(
-            f"{path} was made for other classes: its class {at} is {own_names[at]!r}, that of {images.name} "
-            f"{images.classes[at]!r}. Give its own data set with --data."
-        )
-
-
-def _folder(path: Path) -> Path:
-    return (
-        path / run_folder.EVALUATION
-        if path.is_dir()
-        else Path("evaluation") / re.sub(r"(\.(pth?|tar|safetensors))+$", "", path.name)
-    )
-
-
 def _name(asked: Options) -> str:
     """A file name that distinguishes evaluations: the protocols, and every option that is not at its default."""
     parts = ["+".join(asked.protocol)]
@@ -474,20 +270,3 @@ def _command(asked: Options) -> str:
         if value != Options.__dataclass_fields__[name].default:
             words += [f"--{name}", schedules.spell(value) if isinstance(value, float) else str(value)]
     return shlex.join(words)
-
-
-def data_word(data: str) -> str:
-    """A data set in a file name: a path is shortened, and a digest keeps different paths apart."""
-    word = re.sub(r"[^\w.=]+", "-", data)
-    path = data.startswith(("folder:", "npz:")) or len(word) > 60
-    return f"{word[:60]}-{hashlib.sha256(data.encode()).hexdigest()[:8]}" if path else word
-
-
-def make_folder(folder: Path, flag: str) -> None:
-    """Create a folder for output before the work starts, so that nothing is computed that cannot be saved."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot create the folder {folder}: {error.strerror}. Choose another with {flag}.") from None
-    if not os.access(folder, os.W_OK):
-        raise UserError(f"the folder {folder} is not writable. Choose another with {flag}.")

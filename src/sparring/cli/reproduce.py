@@ -16,11 +16,11 @@ import tyro
 
 from sparring.cli.arguments import parse
 from sparring.cli.console import Screen, let_go
-from sparring.cli.evaluate import make_folder
 from sparring.cli.launching import FOLDER, Launcher, check, hand_in, wait_for
 from sparring.cli.paper_item import show
 from sparring.cli.paper_listing import count, list_items, list_jobs
 from sparring.cli.progress import command_bar
+from sparring.cli.result_folder import make_folder
 from sparring.cli.signals import breakable, stopped
 from sparring.data import describe
 from sparring.errors import RunFailed, UserError

@@ -14,8 +14,8 @@ from rich.table import Table
 from sparring.cli import compare, train
 from sparring.cli.arguments import parse
 from sparring.cli.console import Screen, let_go
-from sparring.cli.evaluate import make_folder
 from sparring.cli.launching import FOLDER, Launcher, check, hand_in, wait_for
+from sparring.cli.result_folder import make_folder
 from sparring.cli.signals import stopped
 from sparring.cli.sweep_file import Run, Sweep, read, runs
 from sparring.errors import RunFailed, UserError

@@ -36,6 +36,7 @@ from sparring._version import __version__
 from sparring.errors import UserError
 from sparring.files import digests, leftovers
 from sparring.files.json_text import Damaged, parse, read_json, read_text
+from sparring.files.regular import shown
 from sparring.training import checkpoint, config, held_folder, schemas
 from sparring.training.checkpoint import Checkpoint
 from sparring.training.config import Config
@@ -192,10 +193,15 @@ def open_run(folder: Path) -> RunFolder:
             f"{path} was edited or damaged: it does not match its digest. Restore it; other settings are another run "
             f"(--out), which can begin from these weights (--init {folder})."
         )
+    try:
+        found = config.from_json(written["config"])
+    except UserError as error:
+        why = shown(str(error).rstrip("."), 300)
+        raise Damaged(f"{path} cannot be used: {why}. Restore it from a copy, or train another run: --out.") from None
     texts = {name: written.get(name, "") for name in ("recipe", "images", "init", "sha256")}
     return RunFolder(
         folder,
-        config.from_json(written["config"]),
+        found,
         recipe=texts["recipe"],
         images=texts["images"],
         init=texts["init"],
