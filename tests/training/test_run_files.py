@@ -18,10 +18,11 @@ import torch
 
 from sparring.errors import RunFailed, UserError
 from sparring.files.json_text import Damaged, Unreadable
+from sparring.report import gather
 from sparring.training import checkpoint, run_folder
 from sparring.training.config import Config
 from sparring.training.loop import Interrupted, train
-from sparring.weights import load_model
+from sparring.weights import load, load_model
 from tests.doctored import doctor
 
 CONFIG, LAST, BEST, METRICS = run_folder.CONFIG, run_folder.LAST, run_folder.BEST, run_folder.METRICS
@@ -100,6 +101,38 @@ def test_a_checkpoint_of_another_run_does_not_go_on(run, quick, tmp_path, name):
     shutil.copy(tmp_path / "other" / name, run / name)
     with pytest.raises(Damaged, match=f"{name} belongs to another configuration than config.json"):
         resume(run, quick)
+
+
+@pytest.mark.parametrize("name", [LAST, BEST])
+def test_a_checkpoint_of_another_run_is_neither_loaded_nor_shown(run, quick, tmp_path, name):
+    train(replace(quick, seed=1, epochs=1), tmp_path / "other", tensorboard=False)
+    shutil.copy(tmp_path / "other" / name, run / name)
+    for read in (lambda: load_model(run, which=name.partition(".")[0]), lambda: gather.open_run(run)):
+        with pytest.raises(Damaged, match=f"{name} belongs to another configuration"):
+            read()
+
+
+def test_weights_without_their_configuration_are_loaded_with_a_note(run):
+    (run / CONFIG).write_text("{")
+    assert any("config.json is damaged" in note for note in load(run).notes)
+
+
+def test_a_run_without_its_last_checkpoint_does_not_begin_anew(tmp_path, quick):
+    train(quick, tmp_path / "run", tensorboard=False)
+    (tmp_path / "run" / LAST).unlink()
+    best = (tmp_path / "run" / BEST).read_bytes()
+    with pytest.raises(Damaged, match=r"last\.safetensors is missing, though 2 epochs are recorded\. Restore it"):
+        resume(tmp_path / "run", quick)
+    assert (tmp_path / "run" / BEST).read_bytes() == best
+
+
+def test_what_is_refused_has_changed_nothing(run, quick):
+    """A longer run is written down, and told, only once every part of the folder was read."""
+    before, said = (run / CONFIG).read_bytes(), []
+    (run / METRICS).unlink()
+    with pytest.raises(Damaged, match=r"metrics\.jsonl is damaged"):
+        resume(run, replace(quick, epochs=3), renewed=("lr", "attack"), say=said.append)
+    assert (run / CONFIG).read_bytes() == before and not said
 
 
 def test_no_flipped_bit_of_a_checkpoint_goes_unnoticed(tmp_path):

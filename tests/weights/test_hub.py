@@ -41,6 +41,7 @@ def run(tmp_path: Path, model: nn.Module) -> Path:
     tensors = {f"model.{key}": value for key, value in model.state_dict().items()}
     network = {**described("tiny_cnn", **TINY, normalize=[[0.3], [0.2]]), "classes": CLASSES}
     facts = {"model": network, "data": "folder:/home/me/secret/photos", "epoch": 3, "recipe": "fat-digits"}
+    facts["config"] = written["sha256"]
     checkpoint.save(folder / "last.safetensors", tensors, facts)
     return folder
 

@@ -131,8 +131,8 @@ def _note_unfinished(path: Path) -> None:
     with suppress(UserError):  # not a run, or its configuration cannot be read: the weights may be good
         config = run_folder.open_run(path).config
         epochs = config.epochs
-        done = read_facts(path / run_folder.LAST).get("epoch", 0)
-        if done < epochs:
+        done = read_facts(path / run_folder.LAST).get("epoch")
+        if done is not None and done < epochs:
             again = shlex.join(["sparring", "train", "--out", str(path), "--resume", *named_again(config.model)])
             print(f"note: {path} has trained {done} of {epochs} epochs. To finish it: {again}")
 

@@ -89,6 +89,7 @@ def open_run(folder: Path) -> Run:
         UserError: its own files are damaged. A damaged evaluation is left out and named in `evaluations`.
     """
     run = run_folder.open_run(folder)
+    run.check_parts()
     history, starts = run_folder.whole_history(folder), run_folder.read_environment(folder)
     for name, check, value in ((run_folder.METRICS, _HISTORY, history), (run_folder.ENVIRONMENT, _STARTS, starts)):
         if wrong := check(value):

@@ -121,10 +121,8 @@ def _facts(found: Mapping[str, str], path: Path, check: Check | None) -> dict[st
     there = [name in found for name in (_FACTS, _FACTS_SUM, _SUM)]
     text = found.get(_FACTS, "{}")
     if any(there) and not (all(there) and found[_FACTS_SUM] == _sum(text)):
-        raise Damaged(
-            f"{path} is damaged: what it records about itself does not match its checksum. Copy it again, or use "
-            "another."
-        )
+        wrong = "does not match its checksum" if all(there) else "lacks its checksum"
+        raise Damaged(f"{path} is damaged: what it records about itself {wrong}. Copy it again, or use another.")
     facts = parse(text, f"what {path} records about itself", check or table(any_value))
     return dict(facts)
 

@@ -163,7 +163,10 @@ def train(
         with world.together():
             if world.first:  # after every check that needs no folder
                 given = replace(given, still=held_open.enter_context(claimed(folder)).check)
-            run = replace(continued(given, initial, renewed, say), still=given.still) if there else given
+            said: list[str] = []  # told once nothing is left to refuse
+            run = replace(continued(given, initial, renewed, said.append), still=given.still) if there else given
+            if there:
+                run.check_last()
             saved = run.last(device) if there else None
             if saved is not None:
                 restore(state, saved)
@@ -177,6 +180,10 @@ def train(
         with world.together():  # nothing is written before every process has read
             if world.first:
                 if there:
+                    run.checked_metrics(state.epoch - 1, state.history)
+                    run_folder.read_environment(folder)
+                    for line in said:
+                        say(line)
                     run = run_folder.keep_config(run)
                 else:
                     how: dict[str, Any] = {"images": given.images, "init": given.init, "overwrite": overwrite}

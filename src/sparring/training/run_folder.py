@@ -70,7 +70,7 @@ class RunFolder:
         if not path.exists():
             return None
         found = checkpoint.load(path, device=device, check=schemas.LAST)
-        self._check_belongs(LAST, found.facts)
+        self.check_belongs(LAST, found.facts)
         return found
 
     def best(self) -> dict[str, Any] | None:
@@ -79,7 +79,7 @@ class RunFolder:
         if not path.exists():
             return None
         facts = checkpoint.read_facts(path, schemas.BEST)
-        self._check_belongs(BEST, facts)
+        self.check_belongs(BEST, facts)
         return dict(facts["metrics"])
 
     def save(self, name: str, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
@@ -88,11 +88,27 @@ class RunFolder:
         self.still()
         checkpoint.save(self.folder / name, tensors, {**own, **facts}, still=self.still)
 
-    def _check_belongs(self, name: str, facts: Mapping[str, Any]) -> None:
-        if facts["config"] not in (self.digest, *self.before):
+    def check_parts(self) -> None:
+        """Refuse a folder whose checkpoints belong to another run."""
+        for name in (LAST, BEST):
+            if facts := checkpoint.read_facts(self.folder / name):
+                self.check_belongs(name, facts)
+
+    def check_last(self) -> None:
+        """Refuse to begin anew where epochs were trained. One may have ended before the first checkpoint."""
+        done = len(self.metrics())
+        if done > 1 and not (self.folder / LAST).exists():
+            raise Damaged(
+                f"{self.folder / LAST} is missing, though {done} epochs are recorded. Restore it, or begin anew: "
+                "--overwrite."
+            )
+
+    def check_belongs(self, name: str, facts: Mapping[str, Any]) -> None:
+        """Refuse a checkpoint that was written for another configuration."""
+        if facts.get("config") not in (self.digest, *self.before):
             raise Damaged(
                 f"{self.folder / name} belongs to another configuration than {CONFIG} beside it. Restore the two files "
-                "of one run. The weights are intact: sparring evaluate takes the file."
+                "of one run. To use the weights alone, copy the file elsewhere."
             )
 
     def metrics(self) -> list[dict[str, Any]]:
@@ -109,10 +125,15 @@ class RunFolder:
             UserError: an epoch has no record, or another one. Some objectives depend on the records, and would
                 continue as another run.
         """
-        kept = [record for record in self.metrics() if record["epoch"] <= epochs]
-        check_records(self.folder, kept, epochs, history)
+        kept = self.checked_metrics(epochs, history)
         text = "".join(json.dumps(record) + "\n" for record in kept)
         checkpoint.write_text(self.folder / METRICS, text, still=self.still)
+
+    def checked_metrics(self, epochs: int, history: str | None = None) -> list[dict[str, Any]]:
+        """The records of the first `epochs` epochs; see `keep_metrics` for what is refused."""
+        kept = [record for record in self.metrics() if record["epoch"] <= epochs]
+        check_records(self.folder, kept, epochs, history)
+        return kept
 
     def record(self, metrics: Mapping[str, Any]) -> None:
         """Append one epoch's record, and wait until the disk has it."""

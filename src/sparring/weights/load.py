@@ -23,7 +23,7 @@ from sparring.files.regular import require_regular
 from sparring.files.schema import anything, fields
 from sparring.models.keys import in_words, masks, not_finite, problems, shapes_of, wrong_kinds
 from sparring.models.own import Make, call, copied, own_name, unnamed
-from sparring.training import checkpoint
+from sparring.training import checkpoint, run_folder
 from sparring.training.schemas import MODEL
 from sparring.weights import foreign, identify, shipped
 from sparring.weights.identify import Identified, Normalisation
@@ -121,7 +121,7 @@ def load(
             f"load_model takes the path of a run folder or a file, got {type(path).__name__}. Write for example "
             "'runs/a'."
         )
-    file = read(locate(Path(path), which))
+    file = _of_its_run(read(locate(Path(path), which)))
     known = _recorded(file)
     name = known.get("name") if model is None else model
     if name is not None and not (isinstance(name, str) and models.built_in(name)):
@@ -174,7 +174,8 @@ def locate(path: Path, which: str) -> Path:
             return path / HUB_WEIGHTS
         there = [w for w in ("best", "last") if (path / f"{w}.safetensors").is_file()]
         if there:
-            raise UserError(f"the run {path} has no {which} checkpoint, only {there[0]!r}. Use which={there[0]!r}.")
+            other = f"Use which={there[0]!r} (--which {there[0]})."
+            raise UserError(f"the run {path} has no {which} checkpoint, only {there[0]!r}. {other}")
         if (path / "config.json").is_file():
             raise UserError(f"the run {path} has saved no checkpoint yet. Let it finish an epoch, or give another run.")
         files = sorted(file.name for file in path.iterdir() if file.name.endswith(_SUFFIXES))
@@ -234,6 +235,19 @@ def _load_own(
     recorded = file.facts.get("model")
     about = {**(recorded if isinstance(recorded, dict) else {"normalize": normalize}), **facts}
     return Loaded(network.to(device).eval(), {**file.facts, "model": about}, (*file.notes, *_not_finite(network)))
+
+
+def _of_its_run(file: _File) -> _File:
+    """The checkpoint of a run, refused where it belongs to another one; with a note where that cannot be known."""
+    folder = file.path.parent
+    if file.path.name not in (run_folder.LAST, run_folder.BEST) or not (folder / run_folder.CONFIG).exists():
+        return file
+    try:
+        run = run_folder.open_run(folder)
+    except UserError as error:
+        return replace(file, notes=(*file.notes, str(error)))
+    run.check_belongs(file.path.name, file.facts)
+    return file
 
 
 def _not_finite(network: nn.Module) -> list[str]:
