@@ -120,10 +120,15 @@ def test_weights_without_their_configuration_are_loaded_with_a_note(run):
 def test_a_run_without_its_last_checkpoint_does_not_begin_anew(tmp_path, quick):
     train(quick, tmp_path / "run", tensorboard=False)
     (tmp_path / "run" / LAST).unlink()
+    facts_with(tmp_path / "run" / BEST, lambda facts: facts.update(epoch=2))
     best = (tmp_path / "run" / BEST).read_bytes()
     with pytest.raises(Damaged, match=r"last\.safetensors is missing, though 2 epochs are recorded\. Restore it"):
         resume(tmp_path / "run", quick)
     assert (tmp_path / "run" / BEST).read_bytes() == best
+    (tmp_path / "run" / BEST).unlink()
+    said: list[str] = []
+    resume(tmp_path / "run", quick, say=said.append)
+    assert said == [f"{tmp_path / 'run'} has no checkpoint to go on from, and begins anew."]
 
 
 def test_what_is_refused_has_changed_nothing(run, quick):

@@ -165,8 +165,8 @@ def train(
                 given = replace(given, still=held_open.enter_context(claimed(folder)).check)
             said: list[str] = []  # told once nothing is left to refuse
             run = replace(continued(given, initial, renewed, said.append), still=given.still) if there else given
-            if there:
-                run.check_last()
+            if there and (note := run.begins_anew()):
+                said.append(note)
             saved = run.last(device) if there else None
             if saved is not None:
                 restore(state, saved)

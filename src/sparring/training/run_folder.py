@@ -94,14 +94,21 @@ class RunFolder:
             if facts := checkpoint.read_facts(self.folder / name):
                 self.check_belongs(name, facts)
 
-    def check_last(self) -> None:
-        """Refuse to begin anew where epochs were trained. One may have ended before the first checkpoint."""
-        done = len(self.metrics())
-        if done > 1 and not (self.folder / LAST).exists():
+    def begins_anew(self) -> str:
+        """A note where epochs are recorded and no checkpoint is there: a disk may have been full before the first.
+
+        Raises:
+            UserError: the best epoch was a later one. Its checkpoint came after others, which were removed.
+        """
+        done, best = len(self.metrics()), checkpoint.read_facts(self.folder / BEST).get("epoch", 0)
+        if (self.folder / LAST).exists() or not done:
+            return ""
+        if best > 1:
             raise Damaged(
                 f"{self.folder / LAST} is missing, though {done} epochs are recorded. Restore it, or begin anew: "
                 "--overwrite."
             )
+        return f"{self.folder} has no checkpoint to go on from, and begins anew."
 
     def check_belongs(self, name: str, facts: Mapping[str, Any]) -> None:
         """Refuse a checkpoint that was written for another configuration."""
