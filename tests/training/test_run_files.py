@@ -162,6 +162,16 @@ def test_no_flipped_bit_of_a_checkpoint_goes_unnoticed(tmp_path):
         assert all(found.tensors[key].dtype == tensors[key].dtype for key in tensors), place
 
 
+@pytest.mark.parametrize(("written", "changed"), [(b'"shape":[2,3]', b'"shape":[3,2]'), (b'"F32"', b'"I32"')])
+def test_another_shape_or_kind_of_the_same_bytes_is_damage(tmp_path, written, changed):
+    path = tmp_path / "a.safetensors"
+    checkpoint.save(path, {"a": torch.arange(6.0).reshape(2, 3)}, {})
+    assert path.read_bytes().count(written) == 1
+    path.write_bytes(path.read_bytes().replace(written, changed))
+    with pytest.raises(Damaged, match="its tensors do not match their checksum"):
+        checkpoint.load(path)
+
+
 def test_facts_are_checked_without_the_tensors(tmp_path):
     path = tmp_path / "a.safetensors"
     checkpoint.save(path, {"a": torch.zeros(3)}, {"step": 9})
