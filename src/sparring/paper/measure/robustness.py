@@ -15,7 +15,7 @@ from sparring.paper.results import pack
 from sparring.paper.specs import Robustness
 from sparring.training.checkpoint import write_text
 
-_BATCH = 1024  # images of AutoAttack at once: an interruption loses at most one batch
+_BATCH = 4096  # images of AutoAttack at once: an interruption loses at most one batch
 
 
 def measure(
