@@ -59,16 +59,17 @@ class Mean:
     def _exchange(self, tensors: list[Tensor], counts: Tensor) -> None:
         if self.rehearsing and not (self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
             return
-        views, place = [], 0
-        for tensor in tensors:
-            views.append(self.bucket[place : place + tensor.numel()].view(tensor.shape))
-            place += tensor.numel()
+        place = sum(tensor.numel() for tensor in tensors)
         used = self.bucket[: place + len(counts)]
-        torch._foreach_copy_(views, tensors)
+        pieces = torch.split(used[:place], [tensor.numel() for tensor in tensors])
+        pairs = [_pair(tensor, piece) for tensor, piece in zip(tensors, pieces, strict=True)]
+        for dtype in {tensor.dtype for tensor, _ in pairs}:  # one launch for all tensors of a dtype
+            torch._foreach_copy_(*_of(dtype, pairs)[::-1])
         used[:place].mul_(self.weight)
         used[place:].copy_(counts)
         self._reduce(used)
-        torch._foreach_copy_(tensors, views)
+        for dtype in {tensor.dtype for tensor, _ in pairs}:
+            torch._foreach_copy_(*_of(dtype, pairs))
         self.sums[: len(counts)].copy_(used[place:])
 
     def _reduce(self, values: Tensor) -> None:
@@ -108,3 +109,22 @@ class Mean:
             return False
         self.events[before].synchronize()
         return bool(self.read[before][1] > 0)
+
+
+def _pair(tensor: Tensor, piece: Tensor) -> tuple[Tensor, Tensor]:
+    """A tensor and its place in the bucket, shaped alike; both flat where the tensor's memory has the bucket's order.
+
+    Filters are channels last in the bucket whatever they are in the tensor: processes may differ in that. Flat tensors
+    are copied by one launch; 62 gradients one by one take 0.2 ms.
+    """
+    if tensor.dim() == 4:
+        tensor = tensor.permute(0, 2, 3, 1)
+    if tensor.is_contiguous():
+        return tensor.view(-1), piece
+    return tensor, piece.view(tensor.shape)
+
+
+def _of(dtype: torch.dtype, pairs: list[tuple[Tensor, Tensor]]) -> tuple[list[Tensor], list[Tensor]]:
+    """The tensors of a dtype, and their places."""
+    some = [pair for pair in pairs if pair[0].dtype == dtype]
+    return [tensor for tensor, _ in some], [piece for _, piece in some]
