@@ -60,7 +60,20 @@ def test_the_table_has_ours_and_theirs_with_costs(board):
 
 
 def test_seconds_are_those_of_the_epochs_where_no_more_is_known():
-    assert leaderboard.seconds([{"training_seconds": 9.0, "wall_seconds": None}, {"training_seconds": 5.0}]) == 7
+    where = {"trained_on": [{"device": "GPU", "at_once": 1}]}
+    several = [{"training_seconds": 9.0, "wall_seconds": None} | where, {"training_seconds": 5.0} | where]
+    assert leaderboard.seconds(several) == 7
+    beside = {"training_seconds": 1.0, "trained_on": [{"device": "GPU", "at_once": 3}]}
+    assert leaderboard.seconds([*several, beside]) == 7 and leaderboard.at_once([*several, beside]) == 1
+
+
+def test_seconds_beside_other_runs_are_marked_and_not_compared(board):
+    shared = [result | {"trained_on": [{"device": "GPU", "at_once": 3}]} for result in board.of(ITEM.rows[1])]
+    found = replace(board, found={**board.found, (ITEM.rows[1].name, "lite"): shared})
+    assert leaderboard.board(found).lines[1].numbers["seconds"] == "400 (3 at once)"
+    assert any(line.startswith("Training takes 400 s (ours)") for line in findings(found))
+    alone = replace(found, found={(ITEM.rows[1].name, "lite"): shared})
+    assert not any(line.startswith("Training takes") for line in findings(alone))
 
 
 def test_where_ours_stand(board):

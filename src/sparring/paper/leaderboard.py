@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sparring.paper import results
 from sparring.paper.collect import Collected, about, cells
 from sparring.paper.results import JobResult
 from sparring.paper.specs import PublishedMethod, Row
@@ -27,6 +28,7 @@ class _Place:
     natural: float
     autoattack: float
     seconds: float
+    beside: int  # processes that shared the GPU; above 1, seconds say little
     error: float  # two standard errors over images of the less certain accuracy, in points
 
 
@@ -43,7 +45,7 @@ def _ours(collected: Collected, row: Row) -> BoardLine:
     if not several:
         return BoardLine(row.label, "ours: not yet measured", {}, ours=True)
     numbers = {column: cell.text for column, cell in cells(several, collected.item.columns).items()}
-    numbers[SECONDS] = f"{seconds(several):,.0f}"
+    numbers[SECONDS] = _timed(seconds(several), at_once(several))
     memory = [result["peak_memory_gib"] for result in several if result.get("peak_memory_gib")]
     if memory:
         numbers[MEMORY] = f"{max(memory):.2f}"
@@ -60,8 +62,22 @@ def _theirs(one: PublishedMethod, collected: Collected) -> BoardLine:
 
 
 def seconds(several: Sequence[JobResult]) -> float:
-    """Seconds of training, all in (the median over seeds); those of the epochs alone where no more was recorded."""
-    return statistics.median(float(result.get("wall_seconds") or result["training_seconds"]) for result in several)
+    """Seconds of training, all in (the median over seeds); those of the epochs alone where no more was recorded.
+
+    Of runs that had the GPU to themselves, if there are any.
+    """
+    alone = [result for result in several if results.at_once(result) == 1] or several
+    return statistics.median(float(result.get("wall_seconds") or result["training_seconds"]) for result in alone)
+
+
+def at_once(several: Sequence[JobResult]) -> int:
+    """How many runs shared the GPU of the one whose seconds are shown."""
+    return min(results.at_once(result) for result in several)
+
+
+def _timed(seconds: float, beside: int) -> str:
+    """'1,234', or '1,234 (3 at once)'."""
+    return f"{seconds:,.0f}{f' ({beside} at once)' if beside > 1 else ''}"
 
 
 def _places(collected: Collected) -> list[_Place]:
@@ -73,7 +89,7 @@ def _places(collected: Collected) -> list[_Place]:
         if len(both) == 2:
             error = max(2 * math.sqrt(cell.median * (100 - cell.median) / cell.n) for cell in both.values())
             natural, autoattack = (cell.median for cell in both.values())
-            found.append(_Place(row, natural, autoattack, seconds(several), error))
+            found.append(_Place(row, natural, autoattack, seconds(several), at_once(several), error))
     return found
 
 
@@ -89,16 +105,17 @@ def standing(collected: Collected) -> list[str]:
             f"{', '.join(behind) if behind else 'none'}."
         )
     if places:
-        every = sorted(place.seconds for place in places)
+        every = sorted(place.seconds for place in places if place.beside == 1)
         published = sorted(one.seconds for one in others)
         sentences.append(
             f"A lead or a lag of less than {rounded(max(place.error for place in places))} points, two standard errors "
             "over images, decides nothing."
         )
-        sentences.append(
-            f"Training takes {_range(every)} s (ours) and {_range(published)} s (theirs). The GPUs differ, so the "
-            "ratio is not one of methods alone."
-        )
+        if every:
+            sentences.append(
+                f"Training takes {_range(every)} s (ours) and {_range(published)} s (theirs). The GPUs differ, so the "
+                "ratio is not one of methods alone."
+            )
     return sentences
 
 
@@ -139,7 +156,8 @@ def pictures(collected: Collected) -> dict[str, Picture]:
         f"{one.name} {rounded(one.natural)} and {rounded(one.autoattack)}" for one in item.others if one not in shown
     )
     each = "; ".join(
-        f"{place.row.label} {rounded(place.natural)} and {rounded(place.autoattack)} in {place.seconds:,.0f} s"
+        f"{place.row.label} {rounded(place.natural)} and {rounded(place.autoattack)} in "
+        f"{_timed(place.seconds, place.beside)} s"
         for place in places
     )
     caption = (
