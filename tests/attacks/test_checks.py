@@ -51,6 +51,7 @@ def test_wrong_batches(batch, attack, wrong, message):
     [
         ({"eps": True}, "eps must lie in"),
         ({"eps": "8/255"}, "eps must be a number, got the text '8/255'. Write it without quotes"),
+        ({"eps": sparring.FAT(eps=0.3).eps}, r"eps must be a number, got a schedule \(0.3\). Give one of its values"),
         ({"step_size": True}, "step_size must lie in"),
         ({"steps": True}, "steps must be a whole number"),
         ({"loss": lambda logits: logits}, r"must take \(logits, y\)"),

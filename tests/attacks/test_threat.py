@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from sparring.attacks import fosc_pgd, friendliest_pgd, friendly_pgd, pgd
 from sparring.attacks.checks import check_not_negative
@@ -153,6 +154,8 @@ def test_numpy_arrays_one_based_labels_and_whole_pixels_are_named(batch):
     model, x, y = batch
     with pytest.raises(UserError, match=r"x must be a floating-point tensor .*got ndarray. Write torch.as_tensor\(x\)"):
         pgd(model, x.numpy(), y.numpy())
+    with pytest.raises(UserError, match="x must be one batch of images, got a DataLoader"):
+        pgd(model, DataLoader(TensorDataset(x, y)), y)
     with pytest.raises(UserError, match=r"y must be an int64 tensor .*got ndarray. Write torch.as_tensor\(y\)"):
         pgd(model, x, np.asarray(y))
     with pytest.raises(UserError, match=r"look like pixels from 0 to 255. Divide by 255: x / 255"):

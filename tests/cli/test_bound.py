@@ -69,6 +69,11 @@ def test_other_settings_go_to_another_file(sparring, run):
     }
 
 
+def test_an_exported_model_records_its_radius(sparring):
+    said = sparring("bound", "fat-digits", *FAST)
+    assert said.code == 0 and "Theorem 1 on 20 images, eps 0.3," in said.out
+
+
 def test_the_same_command_gives_the_same_numbers(sparring, run):
     first = sparring("bound", run, *FAST).out
     assert sparring("bound", run, *FAST).out == first

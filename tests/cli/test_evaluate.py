@@ -62,6 +62,7 @@ def test_another_radius_than_in_training_is_noted(sparring, run):
     note = "note: trained for eps 0.3, measured at 0.03137. To measure at 0.3: --eps 0.3."
     assert note in " ".join(sparring("evaluate", run, *FAST).out.split())
     assert "note: trained" not in sparring("evaluate", run, *FAST, "--eps", "0.3").out
+    assert note in " ".join(sparring("evaluate", "fat-digits", *FAST).out.split())  # an exported file records it, too
 
 
 def test_an_unfinished_run_is_noted(sparring, run):

@@ -183,20 +183,24 @@ def test_logits_that_are_not_finite_on_one_process_stop_all(tmp_path, where):
 
 def other_than_the_first(folder: str, what: str):
     rank = torchrun.rank()
-    config, data = BASE, digits(83)
+    config, data, rate = BASE, digits(83), 0.1
     if what == "configuration" and rank == 1:
         config = replace(BASE, lr=0.2)
     if what == "data" and rank == 1:
         data = digits(82)
     if what == "run folder" and rank == 1:
         folder = f"{folder}/other"
+    if what == "optimiser" and rank == 1:
+        rate = 0.01
     if what == "device":
         config = replace(BASE, batch_size=3)
+    own = (lambda weights: torch.optim.SGD(weights, lr=rate)) if what == "optimiser" else None
+    how = {"resume": (Path(folder) / run_folder.CONFIG).exists(), "optimizer": own, "own_lr": own is not None}
     with joined(torch.device("cpu")) as world:
-        loop.train(config, folder, data=data, engine="plain", resume=what == "run folder", world=world)
+        loop.train(config, folder, data=data, engine="plain", world=world, **how)
 
 
-@pytest.mark.parametrize("what", ["configuration", "data"])
+@pytest.mark.parametrize("what", ["configuration", "data", "run folder", "optimiser"])
 def test_processes_that_differ_are_refused_by_name(tmp_path, what):
     found = group.run(2, other_than_the_first, str(tmp_path / "run"), what)
     expected = f"process 1 has another {what} than process 0. Start every process with the same command"
@@ -364,7 +368,7 @@ def test_buffers_that_no_update_exchanges_are_the_first_ones(tmp_path):
 
 def stops_and_saves_slowly(folder: str):
     """A stop whose checkpoint takes longer than a process may be silent."""
-    peers.EVERY, peers.SILENT = 0.05, 0.5
+    peers.EVERY, peers.SILENT = 0.05, 1.0
     write = state.Saver._write
 
     def slowly(self, files):

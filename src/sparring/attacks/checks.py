@@ -10,6 +10,7 @@ from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from sparring.attacks.failures import check_values, told
 from sparring.attacks.threat import Norm, Radius, check_norm, check_radius, check_step_size, is_number
@@ -110,6 +111,8 @@ def check_images(x: object) -> None:
     """Refuse anything but a floating-point tensor."""
     if not isinstance(x, Tensor) or not x.is_floating_point():
         kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
+        if isinstance(x, DataLoader):
+            raise UserError("x must be one batch of images, got a DataLoader. Loop over it: for x, y in loader: ...")
         fix = "For uint8 images: x.float() / 255." if isinstance(x, Tensor) else "Write torch.as_tensor(x)."
         raise UserError(f"x must be a floating-point tensor in [0, 1], got {kind}. {fix}")
 

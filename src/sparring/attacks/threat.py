@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from sparring.errors import UserError, unknown
+from sparring.schedules import Schedule
 
 Norm = Literal["linf", "l2"]
 NORMS: tuple[str, ...] = get_args(Norm)
@@ -44,6 +45,8 @@ def check_radius(name: str, value: object, norm: str = "linf") -> None:
         return
     if isinstance(value, str):
         raise UserError(f"{name} must be a number, got the text {value!r}. Write it without quotes, for example 8/255.")
+    if isinstance(value, Schedule):
+        raise UserError(f"{name} must be a number, got a schedule ({value}). Give one of its values, such as 8/255.")
     given = float(value) if is_number(value) else math.nan
     if norm == "l2":
         if not 0 < given < math.inf:

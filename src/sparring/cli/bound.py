@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 import tyro
@@ -99,7 +100,7 @@ def run(argv: list[str]) -> int:
         raise UserError(f"{n} test images: an interval needs at least {_FEWEST}. Use more images.")
     asked = replace(asked, limit=None if asked.limit is not None and asked.limit >= len(images.test) else asked.limit)
     note_classes(images.test.y, n)
-    eps = _radius(path) if asked.eps is None else asked.eps
+    eps = _radius(path, loaded.facts) if asked.eps is None else asked.eps
     folder = open_results(path, out=asked.out, json=asked.json, file=f"{_name(asked)}.json")
     with _bar() as bar:
         task = bar.add_task("images", total=n)
@@ -149,20 +150,24 @@ def _name(asked: Options) -> str:
     return "-".join(parts)
 
 
-def _radius(path: Path) -> float:
-    """The largest radius that a run was trained with."""
-    if not (path / run_folder.CONFIG).is_file():
-        raise UserError(f"{path} does not record the radius it was trained for. Give it: --eps 8/255.")
-    try:
-        objective = run_folder.open_run(path).config.objective
-    except UserError:
-        raise UserError(f"{path / run_folder.CONFIG} cannot be read. Give the radius: --eps 8/255.") from None
-    if objective.norm != "linf":
+def _radius(path: Path, facts: Mapping[str, Any]) -> float:
+    """The largest radius that a model was trained with: of its run, or as an exported model records it."""
+    threat = facts.get("threat") or {}
+    eps, norm = threat.get("eps"), threat.get("norm", "linf")
+    if eps is None:
+        if not (path / run_folder.CONFIG).is_file():
+            raise UserError(f"{path} does not record the radius it was trained for. Give it: --eps 8/255.")
+        try:
+            objective = run_folder.open_run(path).config.objective
+        except UserError:
+            raise UserError(f"{path / run_folder.CONFIG} cannot be read. Give the radius: --eps 8/255.") from None
+        eps, norm = objective.radius, objective.norm
+    if norm != "linf":
         raise UserError(
-            f"{path} was trained in {objective.norm}, and the bound is measured in linf only. To measure it there all "
-            "the same, give a radius: --eps 8/255."
+            f"{path} was trained in {norm}, and the bound is measured in linf only. To measure it there all the same, "
+            "give a radius: --eps 8/255."
         )
-    return objective.radius
+    return float(eps)
 
 
 def _bar() -> Progress:

@@ -225,8 +225,9 @@ def _note_radius(asked: Options, facts: Mapping[str, Any], measured: set[float])
             return
     else:
         trained, norm = objective.radius, objective.norm
-    if norm != asked.norm:
-        print(f"note: trained in {norm}, measured in {asked.norm}.")
+    measured_in = asked.norm or "linf"
+    if norm != measured_in:
+        print(f"note: trained in {norm}, measured in {measured_in}.")
     elif all(abs(eps - trained) > 1e-3 for eps in measured):
         eps = schedules.spell(trained)
         print(f"note: trained for eps {eps}, measured at {max(measured):.4g}. To measure at {eps}: --eps {eps}.")

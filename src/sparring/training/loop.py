@@ -55,7 +55,7 @@ from sparring.training.distributed import ALONE, World
 from sparring.training.held_folder import claimed
 from sparring.training.images import images_of
 from sparring.training.initial import Initial, begin_from
-from sparring.training.optimisers import OWN, MakeOptimizer
+from sparring.training.optimisers import OWN, MakeOptimizer, numbers
 from sparring.training.resume import continued, read_initial
 from sparring.training.start import begin, check_parts, engine_for, own_draws, soft
 from sparring.training.state import NoSaver, Saver, State, Tally, restore
@@ -146,7 +146,7 @@ def train(
         facts = model_facts(config, data)
         there, goes_on = (resume and (folder / name).exists() for name in (run_folder.CONFIG, run_folder.LAST))
     world.agree({"version": __version__, "configuration": config_json(config), "data": images.fingerprint})
-    world.agree({"run folder": [there, goes_on]})
+    world.agree({"run folder": [str(folder.absolute()), there, goes_on]})
     with world.together():
         state = begin(config, facts, device, model=model, optimizer=optimizer, fetch=not goes_on)
         if optimizer is not None:
@@ -156,6 +156,7 @@ def train(
         started = None if goes_on or not config.init else read_initial(initial, config.init)
         if started is not None and (note := begin_from(started, state.model, data.num_classes)):
             say(note)
+    world.agree({"optimiser": [type(state.optimizer).__name__, numbers(state.optimizer)]})
     given = run_folder.RunFolder(folder, config, recipe, images.fingerprint, started.digest if started else "")
     with ExitStack() as held_open:
         held_open.enter_context(engines.on(device))

@@ -49,7 +49,8 @@ def continued(
     if changed := differences(known.config, config):
         raise UserError(
             f"{folder} was started with another configuration ({'; '.join(changed)}). "
-            f"Resume it as it was: {shlex.join(['sparring', 'train', '--out', str(folder), '--resume'])}."
+            f"Resume it with the settings it had; from a shell: "
+            f"{shlex.join(['sparring', 'train', '--out', str(folder), '--resume'])}."
         )
     if line:
         say(line)
