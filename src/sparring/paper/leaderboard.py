@@ -150,7 +150,7 @@ def pictures(collected: Collected) -> dict[str, Picture]:
         xlabel="natural accuracy (%)",
         ylabel="AutoAttack accuracy (%)",
         title=title,
-        legend=("ours, friendly", "ours, worst case", f"published ({len(shown)} of {len(item.others)})"),
+        legend=("ours, friendly", "ours, worst case", f"published ({len(shown)})"),
     )
     low = "; ".join(
         f"{one.name} {rounded(one.natural)} and {rounded(one.autoattack)}" for one in item.others if one not in shown
