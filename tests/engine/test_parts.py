@@ -15,7 +15,8 @@ if torch.cuda.is_available():
 from sparring import engine
 from sparring.engine import select
 from sparring.engine.attack import folded
-from sparring.engine.manual import fused_ops, read_chain, wide_resnet
+from sparring.engine.attack.split_batch import SplitBatch
+from sparring.engine.manual import fp8_simulated, fused_ops, read_chain, wide_resnet, wide_resnet_fp8
 from sparring.engine.triton import attack_step, batch_norm, conv, first_layer, pointwise, pooling, sgd
 from sparring.models import build
 from sparring.objectives import FAT, KTauPGD
@@ -65,7 +66,7 @@ def trained(model, **given):
     how = {"batch": 4, "shape": (3, 4, 4), "classes": 10, "device": CPU, "half": True, "kind": "fast"}
     made = engine.prepare(model, optimizer, FAT().loss, **(how | given))
     draw = torch.Generator().manual_seed(0)
-    x, y = torch.rand(4, 3, 4, 4, generator=draw), torch.randint(0, 10, (4,), generator=draw)
+    x, y = torch.rand(4, *(how | given)["shape"], generator=draw), torch.randint(0, 10, (4,), generator=draw)
     model.train()
     attacked = made.attack(PGD, x, y, draw)
     loss = made.update(x, attacked.x_adv, y, 0.05, 0.0)
@@ -88,6 +89,30 @@ def test_a_part_can_be_left_out(name, gpu):
         # What builds on a part goes with it.
         assert part in missing <= {part, *NEEDS.get(part, ())}, (part, missing)
         assert (backprops != their_backprops).sum() <= 1 and loss == pytest.approx(their_loss, rel=0.05), part
+
+
+def test_eight_bits_where_they_are_asked_for_and_possible(gpu, monkeypatch):
+    model = build("wrn-10-2", num_classes=10)
+    images = torch.rand(16, 3, 8, 8)
+    with torch.no_grad():
+        model.train()(images)
+
+    def path(fp8=True):
+        found = select._select_attack(model, images, select._Run(4, (3, 8, 8), CPU, True, fp8, 16, frozenset()))
+        assert isinstance(found.network, SplitBatch) != ("in fp8" in found.how)
+        return found.how
+
+    assert "fp8" not in path(fp8=False)
+    monkeypatch.setattr(wide_resnet_fp8, "fp8_for", lambda device: "fp8 needs more")
+    assert path() == "batch-norm folded, hand-written passes (fp8 needs more), captured"
+    monkeypatch.setattr(wide_resnet_fp8, "fp8_for", lambda device: fp8_simulated)
+    assert path() == "batch-norm folded, hand-written passes in fp8 (e4m3; gradients e5m2), captured"
+    coarse = iter(["fp8 is too coarse", ""])
+    with monkeypatch.context() as patch:
+        patch.setattr(select, "fused_mismatch", lambda *given, **how: next(coarse))
+        assert path() == "batch-norm folded, hand-written passes (fp8 is too coarse), captured"
+    made, _, _ = trained(model, fp8=True, shape=(3, 8, 8))
+    assert "in fp8" in made.line and {"manual_wide", "fp8"} <= {*made.parts} and "split_batch" not in made.parts
 
 
 LEFT_OUT = {"chain": ("manual", "fused_bn"), "wide": ("manual_wide",)}

@@ -38,6 +38,8 @@ def test_off_without_cuda_with_one_line_of_why():
     assert isinstance(made.step, engine.PlainUpdate) and made.runner is None
     assert made.line.startswith("engine: plain, fp32 (captured graphs need CUDA); attack: batch-norm folded")
     assert prepared(network(), kind="plain").line == "engine: plain, fp32 (as asked)"
+    for kind in ("auto", "fast"):
+        assert prepared(network(), half=True, fp8=True, kind=kind).line.count("fp8 needs a GPU") == 1
 
 
 def test_a_part_that_is_not_known():

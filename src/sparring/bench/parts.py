@@ -28,7 +28,7 @@ from sparring.training.config import Config
 
 # Parts whose absence means torch.compile come last: they take longest to prepare.
 _ORDER = (
-    *("halves", "split_batch", "refresh", "wide_channels", "fused_sgd"),
+    *("fp8", "halves", "split_batch", "refresh", "wide_channels", "fused_sgd"),
     *("attack_step", "manual", "manual_wide", "fused_bn"),
 )
 _ROUNDS = 3

@@ -36,7 +36,7 @@ from sparring.files.leftovers import sweep
 from sparring.files.schema import anything, fields, table
 from sparring.training import run_folder, torchrun
 from sparring.training.checkpoint import write_text
-from sparring.training.config import Config
+from sparring.training.config import Config, Precision
 from sparring.training.distributed import Backend, World, joined, pick_device
 
 DESCRIPTION = """How fast training is here: attack steps, updates, real epochs, and the plain paths in the same run.
@@ -45,6 +45,7 @@ Examples:
   sparring bench                                    # digits on a CPU; CIFAR-10 with ResNet-18 on a GPU
   sparring bench fat-cifar10-resnet18 --only steps epochs
   sparring bench --only parts                       # what each hand-written part of the engine buys (GPU)
+  sparring bench --model wrn-34-10 --precision fp8 --only parts --parts-of fp8   # eight bits beside bf16
   torchrun --nproc-per-node 8 -m sparring bench --only scaling   # what several processes gain
   sparring bench --cold-start                       # start-up with an empty and a full compile cache
 
@@ -67,6 +68,8 @@ class Options:
     """Another architecture than the recipe's, such as wrn-34-10."""
     batch_size: int | None = None
     """Another batch size than the recipe's."""
+    precision: Precision | None = None
+    """Another precision than the recipe's: fp32, bf16 or fp8."""
     what: Annotated[BenchmarkOptions, tyro.conf.OmitArgPrefixes] = field(default_factory=BenchmarkOptions)
     parts: Annotated[AblationOptions, tyro.conf.OmitArgPrefixes] = field(default_factory=AblationOptions)
     without: tuple[str, ...] = ()
@@ -96,6 +99,7 @@ def run(argv: list[str]) -> int:
         recipe.config,
         model=asked.model or recipe.config.model,
         batch_size=recipe.config.batch_size if asked.batch_size is None else asked.batch_size,
+        precision=asked.precision or recipe.config.precision,
     )
     fat_of(config)
     if asked.json.is_dir() or not asked.json.parent.is_dir():

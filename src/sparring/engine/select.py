@@ -1,10 +1,11 @@
 """Which path a training step takes, and why: chosen here.
 
 `prepare` tries the fastest path that fits and falls back to the next where tracing, compiling or capturing fails. For
-the attack: a hand-written network, the folded graph in fused operations, the folded graph in plain operations, the
-model itself; each captured as CUDA graphs, or uncaptured where capturing fails; last the plain attack. For the update:
-fused batch-norm, torch.compile, plain layers; each captured or not; last the optimiser's own step. `Engine.line`
-reports the path and every reason. Knows no method: it is handed a loss and searches.
+the attack: a hand-written network (in eight bits first, where that is asked for), the folded graph in fused operations,
+the folded graph in plain operations, the model itself; each captured as CUDA graphs, or uncaptured where capturing
+fails; last the plain attack. For the update: fused batch-norm, torch.compile, plain layers; each captured or not; last
+the optimiser's own step. `Engine.line` reports the path and every reason. Knows no method: it is handed a loss and
+searches.
 """
 
 from __future__ import annotations
@@ -28,10 +29,11 @@ from sparring.engine.attack.unfolded import Unfolded
 from sparring.engine.cuda_graphs import Captured, NotCapturable, pool_for, reason
 from sparring.engine.ema import WeightAverage
 from sparring.engine.manual.chain import ManualChain
+from sparring.engine.manual.wide_resnet_fp8 import Fp8WideResNet, in_fp8
 from sparring.engine.plain import PlainUpdate
 from sparring.engine.training_engine import Engine, tuned_sizes
 from sparring.engine.triton import tuning
-from sparring.engine.triton.available import descent_for, kernels_for, norms_for
+from sparring.engine.triton.available import descent_for, fp8_for, kernels_for, norms_for
 from sparring.engine.update.descent import unsupported
 from sparring.engine.update.exchange import ALONE, Exchange
 from sparring.engine.update.step import BatchLoss, FastUpdate, Update
@@ -42,6 +44,7 @@ EngineKind = Literal["auto", "plain", "fast"]
 PARTS = {
     "manual": "hand-written forward and backward pass of chains and ResNets in the attack",
     "manual_wide": "hand-written forward and backward pass of wide ResNets in the attack",
+    "fp8": "wide ResNets' attack in eight bits, where precision asks for it (else bf16)",
     "attack_step": "Triton kernels for the active set, the loss's gradient and the move",
     "halves": "the first step with stops as two graphs, so that stopped examples cost no gradient",
     "split_batch": "input gradients in two parts on two streams",
@@ -64,6 +67,7 @@ def prepare(
     classes: int,
     device: torch.device,
     half: bool,
+    fp8: bool = False,
     kind: EngineKind = "auto",
     ema: float = 0.0,
     images: Tensor | None = None,
@@ -83,6 +87,7 @@ def prepare(
         batch: images of a full batch.
         shape: of an image.
         half: compute in bf16 (weights stay fp32). Only the fast engine can.
+        fp8: compute the attack in eight bits where that is possible; updates as `half` says.
         kind: "auto" takes the fast engine on CUDA.
         ema: decay of an average of the weights, moved after every update. 0 for none.
         images: a few training images in [0, 1], on the device, to check the folded network on; else random ones.
@@ -117,14 +122,14 @@ def prepare(
             PlainUpdate(model, optimizer, loss, after, exchange, clip),
             on_cpu.network or model,
             head=f"engine: plain, fp32 ({why})",
-            attack_how=on_cpu.how,
+            attack_how=_explained(on_cpu.how, _no_fp8(device) if fp8 else ""),
             average=average,
             refresh=refreshed,
             exchange=exchange,
         )
 
     every = max(tuning.of(device).bucket, batch // 16)  # a bucket costs a second of start-up, or two
-    numbers = _Run(batch, shape, device, half, every, frozenset(without))
+    numbers = _Run(batch, shape, device, half, fp8 and "fp8" not in without, every, frozenset(without))
     with tuned_sizes(fixed_sizes):
         attack = _select_attack(model, images, numbers)
         folded = attack.folded
@@ -182,6 +187,7 @@ class _Run:
     shape: tuple[int, ...]
     device: torch.device
     half: bool
+    fp8: bool
     every: int
     without: frozenset[str]
 
@@ -228,6 +234,10 @@ def _with(path: _Attack, captured_how: str, failures: list[str], *, captured: bo
     return replace(path, how=f"{path.how}{_because(failures)}, {captured_how}", captured=captured)
 
 
+def _explained(how: str, why: str) -> str:
+    return f"{how} ({why})" if how and why else how
+
+
 def _because(failures: list[str]) -> str:
     return f" ({'; '.join(failures)})" if failures else ""
 
@@ -250,20 +260,41 @@ def _attack_paths(model: nn.Module, images: Tensor, run: _Run, failures: list[st
 
 def _folded_paths(model: nn.Module, exact: Folded, images: Tensor, run: _Run, failures: list[str]) -> Iterator[_Attack]:
     """The paths of a model that can be folded."""
-    if run.half and run.cuda:
-        sizes = bucket_sizes(run.batch, every=run.every)
-        ahead_of_time = "compile_ahead" not in run.without
+    if run.fp8 and (why := "" if run.half and run.cuda else _no_fp8(run.device)):
+        failures.append(why)
+    for eight in (True, False) if run.half and run.cuda and run.fp8 else (False,) if run.half and run.cuda else ():
         try:
             fused = fold(model, dtype=torch.bfloat16, fused=True, without=run.without)
-            problem = fused_mismatch(fused, model, images[:_PROBE].float(), sizes=sizes, compile_ahead=ahead_of_time)
+            problem = _with_eight_bits(fused, images) if eight else ""
+            problem = problem or _fused_problem(fused, model, images, run)
         except NotFolded as error:
             problem = str(error)
-        if problem:
-            failures.append(problem)
-        else:
+        if not problem:
             yield from _fused_paths(fused, run)
+        elif problem not in failures:
+            failures.append(problem)
     plain = fold(model, dtype=torch.bfloat16, fused=False, without=run.without) if run.half else exact
     yield _Attack(plain, plain, plain, "batch-norm folded")
+
+
+def _fused_problem(fused: Folded, model: nn.Module, images: Tensor, run: _Run) -> str:
+    sizes, ahead_of_time = bucket_sizes(run.batch, every=run.every), "compile_ahead" not in run.without
+    return fused_mismatch(fused, model, images[:_PROBE].float(), sizes=sizes, compile_ahead=ahead_of_time)
+
+
+def _with_eight_bits(fused: Folded, images: Tensor) -> str:
+    """Let the hand-written network run in eight bits; or return why it cannot."""
+    found = in_fp8(fused.manual, images[:_PROBE].float())
+    if isinstance(found, str):
+        return found
+    fused.manual = found
+    return ""
+
+
+def _no_fp8(device: torch.device) -> str:
+    """Why nothing runs in eight bits on a device; empty where something may."""
+    why = fp8_for(device)
+    return why if isinstance(why, str) else ""
 
 
 def _fused_paths(fused: Folded, run: _Run) -> Iterator[_Attack]:
@@ -273,10 +304,12 @@ def _fused_paths(fused: Folded, run: _Run) -> Iterator[_Attack]:
     if fused.manual is not None:
         # Searches of an objective's own have shrinking sets too: captured gradients at a few sizes.
         sizes = (*range(32, run.batch, 32), run.batch)
-        if fused.pointwise and cuts:
+        eight = isinstance(fused.manual, Fp8WideResNet)
+        if fused.pointwise and cuts and not eight:
             network = SplitBatch(fused, run.device, cuts)
         replayed = Replayed(fused, sizes=sizes, kept=len(sizes))
-        yield _Attack(network, replayed, fused, "batch-norm folded, hand-written passes")
+        how = "batch-norm folded, hand-written passes" + (" in fp8 (e4m3; gradients e5m2)" if eight else "")
+        yield _Attack(network, replayed, fused, how)
         return
     if fused.pointwise:
         # Measured on an H200, batch 128: where batch-norm stands alone and the network is not hand-written, the
@@ -373,6 +406,7 @@ def _in_use(runner: CapturedAttack | None, folded: Folded | None, update: Update
     in_use = {
         "manual": isinstance(manual, ManualChain),
         "manual_wide": manual is not None and not isinstance(manual, ManualChain),
+        "fp8": isinstance(manual, Fp8WideResNet),
         "attack_step": kernels,
         "halves": kernels and manual is not None and runner is not None and runner.halves,
         "split_batch": isinstance(network, SplitBatch) and bool(network.cuts),

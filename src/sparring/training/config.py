@@ -22,7 +22,7 @@ from sparring.schedules import Schedule, Scheduled, pixels
 from sparring.seeds import check_seed
 from sparring.training.optimisers import OWN, check_name
 
-Precision = Literal["fp32", "bf16"]
+Precision = Literal["fp32", "bf16", "fp8"]
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,8 @@ class Config:
     """Radius of the PGD-10 (step eps/4) that measures robust accuracy on them, in the norm of training; "eps" is the
     largest radius of training."""
     precision: Precision = "fp32"
-    """Of gradients and activations in the fast engine; weights and verdicts are fp32, and so is the plain engine."""
+    """Of gradients and activations in the fast engine; weights and verdicts are fp32, and so is the plain engine. fp8:
+    attacks on wide ResNets in eight bits, on GPUs that have it; updates, and what cannot be fp8, are bf16 then."""
     sync_bn: bool = False
     """Of several processes: take batch-norm's statistics over all of them, on the plain engine; else over each's own
     images."""

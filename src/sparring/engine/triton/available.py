@@ -55,3 +55,16 @@ def descent_for(device: torch.device) -> ModuleType | None:
     from sparring.engine.triton import sgd
 
     return sgd
+
+
+def fp8_for(device: torch.device) -> ModuleType | str:
+    """Convolutions in eight bits (fp8_conv.py); or why they cannot run."""
+    if device.type != "cuda":
+        return "fp8 needs a GPU"
+    if torch.cuda.get_device_capability(device) < (9, 0):
+        return "fp8 needs a GPU of compute capability 9.0 or more"
+    try:
+        from sparring.engine.triton import fp8_conv
+    except ImportError:  # a torch without Triton, or an older Triton
+        return "fp8 needs a Triton with tensor descriptors"
+    return fp8_conv

@@ -74,6 +74,20 @@ class FirstLayerTuning:
 
 
 @dataclass(frozen=True)
+class Fp8Cut:
+    """How fp8_conv.py cuts a convolution into programs."""
+
+    order: str  # of the sums: "places", "channels" (first), or "mixed"
+    places: int  # of a program
+    one: int  # its channels are one + two
+    two: int
+    inner: int  # channels of a round
+    tail: int = 0  # channels of each tap that are left to rounds of their own
+    stages: int = 4
+    warps: int = 4
+
+
+@dataclass(frozen=True)
 class Tuning:
     """All numbers for one device."""
 
@@ -82,15 +96,48 @@ class Tuning:
     batch_norm: BatchNormTuning = BatchNormTuning()
     first_layer: FirstLayerTuning = FirstLayerTuning()
     cuts: Mapping[int, tuple[int, ...]] = field(default_factory=dict)  # batch sizes that run as parts side by side
+    # Convolutions in eight bits by (outer, inner) channels: (places, cut), the first row whose places are reached.
+    fp8: Mapping[tuple[int, int], tuple[tuple[int, Fp8Cut], ...]] = field(default_factory=dict)
     bucket: int = 16  # a step of the attack is captured for multiples of this batch size, or of batch / 16
 
 
 _ALWAYS = ((0, 0),)
+# results/engine/fp8-conv-h200.json: the fastest of some forty cuts at 16, 40, 64 and 128 images.
+_FP8_WRN_10 = {
+    (160, 160): (
+        (12_000, Fp8Cut("mixed", 128, 128, 32, 128, tail=32, stages=3)),
+        (0, Fp8Cut("mixed", 64, 128, 32, 128, tail=32)),
+    ),
+    (320, 320): (
+        (7_000, Fp8Cut("channels", 128, 256, 64, 64, warps=8)),
+        (0, Fp8Cut("channels", 128, 64, 0, 64, stages=7)),
+    ),
+    (640, 640): (
+        (4_225, Fp8Cut("channels", 128, 256, 64, 128, stages=3, warps=8)),
+        (2_561, Fp8Cut("channels", 64, 256, 64, 128, warps=8)),
+        (0, Fp8Cut("channels", 64, 128, 0, 128, stages=6)),
+    ),
+    # Stride 2, forward and back.
+    (320, 160): (
+        (9_000, Fp8Cut("channels", 128, 256, 64, 128, tail=32, warps=8)),
+        (0, Fp8Cut("channels", 128, 64, 0, 128, tail=32)),
+    ),
+    (160, 320): ((0, Fp8Cut("mixed", 128, 128, 32, 64, stages=5)),),
+    (640, 320): (
+        (4_225, Fp8Cut("channels", 128, 256, 64, 64, stages=6, warps=8)),
+        (0, Fp8Cut("channels", 64, 128, 0, 64, stages=6)),
+    ),
+    (320, 640): (
+        (4_225, Fp8Cut("channels", 128, 256, 64, 128, warps=8)),
+        (0, Fp8Cut("channels", 128, 64, 0, 128, stages=5)),
+    ),
+}
 TUNED = {
     # ResNet-18 at 8 to 128 images and WRN-34-10 (results/engine/tuning-*-h200.json). Three programs of 128x64 or 64x128
     # fit into one of its processors, or four of 64x64. Cuts are those by which WRN-34-10 gained 2 % or more.
     "NVIDIA H200": Tuning(
         processors=132,
+        fp8=_FP8_WRN_10,
         cuts={32: (16, 16), 56: (32, 24), 64: (32, 32), 80: (40, 40), 112: (96, 16), 128: (96, 32)},
     ),
 }
