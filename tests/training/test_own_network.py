@@ -114,7 +114,7 @@ def fails(logits):
         (Two(only_in_training=True), r"in train mode, it returned a tuple of 2"),
         (Net(num_classes=3), r"it returned \(2, 3\) for 2 images. Its last layer needs 10 outputs"),
         (Net(channels=3), r"does not take images of shape \(1, 8, 8\): RuntimeError"),
-        (NotFinite(), "logits are not finite for 2 of 2 grey images. Check its weights"),
+        (NotFinite(), "logits are not finite for 2 of 2 grey images. Check the network's weights"),
         (Ends(lambda logits: logits.round().long()), "logits are torch.int64, .* Return the scores before argmax"),
         (Ends(lambda logits: logits > 0), "logits are torch.bool"),
         (Ends(lambda logits: logits * 1j), "logits are torch.complex64, .* Return its real part"),

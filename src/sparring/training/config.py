@@ -43,7 +43,9 @@ class Config:
     normalize: bool = False
     """Subtract the training data's mean and divide by its deviation, in a layer of the model."""
     epochs: int = 30
+    """Passes over the training images."""
     batch_size: int = 128
+    """Images of an update, of all processes together."""
     lr: Scheduled = Scheduled(0.1)
     """Learning rate: 0.1, or 0.1,0.01@60, or one-cycle:0.2, or warmup:5%+cosine:0.1."""
     optimizer: str = "sgd"
