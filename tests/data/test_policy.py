@@ -7,7 +7,7 @@ import torch
 
 from sparring.data import Split, batches, batching, training_batches
 from sparring.data.boxes import CutMix, Cutout, Erasing
-from sparring.data.policy import draw, mixes_labels, parse
+from sparring.data.policy import check_size, draw, mixes_labels, parse
 from sparring.data.warps import Jitter, ResizedCrop
 from sparring.errors import UserError
 
@@ -133,6 +133,12 @@ def test_jitter_changes_what_it_says(split):
     changes = Jitter(0.4).draw(3000, (8, 8), 0, 1)[0]
     assert changes[:, :3].min() >= 0.6 and changes[:, :3].max() <= 1.4 and changes[:, 3].abs().max() <= 0.26
     assert Jitter(0.4).apply(split.x[:, :1], none).shape == (37, 1, 6, 7)
+
+
+def test_a_square_as_large_as_the_images_is_refused():
+    check_size("crop-flip+cutout:7", (8, 8))
+    with pytest.raises(UserError, match=r"cutout:8 is as large as the images of 8x8.* Write for example cutout:4"):
+        check_size("crop-flip+cutout:8", (8, 8))
 
 
 @pytest.mark.parametrize(

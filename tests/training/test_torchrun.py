@@ -31,6 +31,18 @@ def environment(monkeypatch):
     return of
 
 
+def test_a_group_without_a_meeting_place_is_noted(monkeypatch, tmp_path, capsys):
+    assert torchrun.half_launched() == ""
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    assert not torchrun.launched()
+    assert main(["train", "fat-digits", "--epochs", "1", "--out", str(tmp_path / "run"), "--no-tensorboard"]) == 0
+    assert "note: WORLD_SIZE is 2, but MASTER_ADDR is not set: this process runs alone." in capsys.readouterr().out
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    assert torchrun.launched() and torchrun.half_launched() == ""
+
+
 def test_a_process_by_itself_is_a_world_of_one():
     assert not torchrun.launched() and (torchrun.rank(), torchrun.size(), torchrun.attempt()) == (0, 1, 0)
     with joined(torch.device("cpu")) as world:

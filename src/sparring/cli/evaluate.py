@@ -26,7 +26,7 @@ from sparring.evaluation import PROTOCOLS, Result, evaluate
 from sparring.evaluation.protocols import find
 from sparring.evaluation.sanity.checks import WHY
 from sparring.evaluation.sanity.explain import page
-from sparring.training import run_folder
+from sparring.training import run_folder, torchrun
 from sparring.training.checkpoint import write_text
 from sparring.training.distributed import Backend, World, joined, pick_device
 
@@ -108,6 +108,8 @@ def run(argv: list[str]) -> int:
         return _explain(parse(Explain, words, prog="sparring evaluate", description=DESCRIPTION).explain)
     asked = parse(Options, argv, prog="sparring evaluate", description=DESCRIPTION)
     device = pick_device(asked.device, asked.backend)
+    if note := torchrun.half_launched():
+        print(f"note: {note}")
     with joined(device, asked.backend) as world, silent_unless(world.first):
         return _run(asked, device, world)
 

@@ -82,6 +82,8 @@ def run(argv: list[str]) -> int:
     recipe, options = options_of(argv)
     name_model(_value_of("--model", argv))
     device = pick_device(options.device, options.backend)
+    if note := torchrun.half_launched():
+        print(f"note: {note}")
     with joined(device, options.backend) as world, silent_unless(world.first):
         _run(recipe, options, _given(argv), device, world)
     return 0

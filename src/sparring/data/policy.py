@@ -147,6 +147,16 @@ def parse(augment: str) -> Policy:
     return Policy(("crop-flip" if flip else "crop") if crop else "flip" if flip else "none", pad, tuple(steps), cutmix)
 
 
+def check_size(augment: str, size: tuple[int, int]) -> None:
+    """Refuse a square that blacks out whole images of height x width `size`."""
+    for step in parse(augment).steps:
+        if isinstance(step, Cutout) and step.side >= max(size):
+            raise UserError(
+                f"cutout:{step.side} is as large as the images of {size[0]}x{size[1]}: of many nothing is left. "
+                f"Write for example cutout:{max(1, min(size) // 2)}."
+            )
+
+
 def _parts(augment: str) -> dict[str, str]:
     """The parts by name, with what follows the colon."""
     given: dict[str, str] = {}

@@ -90,7 +90,8 @@ def _logits(found: object, num_classes: int, where: str, device: torch.device) -
         raise UserError("the logits of the model do not depend on its parameters by a differentiable path.")
     if broken := int((~found.detach().isfinite().all(dim=1)).sum()):
         raise UserError(
-            f"logits are not finite for {broken} of 2 grey images{where}. Check the network's weights and its forward pass."
+            f"logits are not finite for {broken} of 2 grey images{where}. Check the network's weights and its forward "
+            "pass."
         )
     return found
 

@@ -23,6 +23,7 @@ from sparring.data import (
     load_extra,
     place,
 )
+from sparring.data.policy import check_size
 from sparring.errors import UserError
 from sparring.seeds import Draw, derive_seed
 from sparring.training.config import Config
@@ -48,6 +49,7 @@ def images_of(config: Config, data: Dataset, device: torch.device, *, room: int 
     Args:
         room: bytes that images may take on the device; half of the free memory of a GPU unless given.
     """
+    check_size(config.augment, data.size)
     train: Images = data.train
     if isinstance(train, Passing):
         if config.extra:

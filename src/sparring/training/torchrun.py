@@ -14,6 +14,14 @@ def launched() -> bool:
     return all(name in os.environ for name in _VARIABLES)
 
 
+def half_launched() -> str:
+    """A note where the environment names a group of several processes, but not where they meet; empty otherwise."""
+    missing = [name for name in _VARIABLES if name not in os.environ]
+    if not missing or not os.environ.get("WORLD_SIZE", "").isdigit() or int(os.environ["WORLD_SIZE"]) < 2:
+        return ""
+    return f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, but {', '.join(missing)} is not set: this process runs alone."
+
+
 def rank() -> int:
     """The number of this process in its group, from 0; 0 where it was started by itself."""
     return number("RANK") if launched() else 0
