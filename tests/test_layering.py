@@ -105,6 +105,7 @@ HOUSE: dict[str, list[str]] = {
         "folded_layers",
         "manual",
         "attack",
+        "attack_path",
         "cpu",
         "update",
         "plain",

@@ -29,7 +29,7 @@ WAITS = {  # for the device, in the host's code
     _aten._unique2.default,
     _aten.lift_fresh.default,  # torch.tensor(...): a copy from memory of the host that may be gone at the replay
 }
-MODULES = ("engine.update.step", "engine.attack.runner", "engine.attack.replay", "engine.select")
+MODULES = ("engine.update.step", "engine.attack.runner", "engine.attack.replay", "engine.attack_path")
 
 
 class Pool:

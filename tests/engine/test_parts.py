@@ -13,7 +13,7 @@ if torch.cuda.is_available():
     pytest.skip("for the interpreter; on CUDA run sparring bench --only parts", allow_module_level=True)
 
 from sparring import engine
-from sparring.engine import select
+from sparring.engine import attack_path, select
 from sparring.engine.attack import folded
 from sparring.engine.attack.split_batch import SplitBatch
 from sparring.engine.manual import fp8_simulated, fused_ops, read_chain, wide_resnet, wide_resnet_fp8
@@ -42,10 +42,11 @@ EXPECTED = {
 @pytest.fixture
 def gpu(monkeypatch):
     """A CPU on which `prepare` chooses as on a GPU: the kernels run by the interpreter, nothing is captured."""
-    monkeypatch.setattr(select, "_on_cuda", lambda device: True)
+    for module in (select, attack_path):
+        monkeypatch.setattr(module, "on_cuda", lambda device: True)
     monkeypatch.setattr(torch, "compile", lambda module, **how: module)
     # The interpreter cuts bf16 where a GPU rounds: more than the check of the fused operations allows.
-    monkeypatch.setattr(select, "fused_mismatch", lambda *given, **how: "")
+    monkeypatch.setattr(attack_path, "fused_mismatch", lambda *given, **how: "")
     found = {
         "kernels_for": attack_step,
         "pointwise_for": pointwise,
@@ -53,7 +54,7 @@ def gpu(monkeypatch):
         "norms_for": (batch_norm, pooling),
         "descent_for": sgd,
     }
-    for module in (select, folded, read_chain, wide_resnet, fused_ops):
+    for module in (select, attack_path, folded, read_chain, wide_resnet, fused_ops):
         for name, kernels in found.items():
             with suppress(AttributeError):
                 monkeypatch.setattr(module, name, lambda device, kernels=kernels: kernels)
@@ -98,7 +99,7 @@ def test_eight_bits_where_they_are_asked_for_and_possible(gpu, monkeypatch):
         model.train()(images)
 
     def path(fp8=True):
-        found = select._select_attack(model, images, select._Run(4, (3, 8, 8), CPU, True, fp8, 16, frozenset()))
+        found = attack_path.select_attack(model, images, attack_path.Run(4, (3, 8, 8), CPU, True, fp8, 16, frozenset()))
         assert isinstance(found.network, SplitBatch) != ("in fp8" in found.how)
         return found.how
 
@@ -109,7 +110,7 @@ def test_eight_bits_where_they_are_asked_for_and_possible(gpu, monkeypatch):
     assert path() == "batch-norm folded, hand-written passes in fp8 (e4m3; gradients e5m2), captured"
     coarse = iter(["fp8 is too coarse", ""])
     with monkeypatch.context() as patch:
-        patch.setattr(select, "fused_mismatch", lambda *given, **how: next(coarse))
+        patch.setattr(attack_path, "fused_mismatch", lambda *given, **how: next(coarse))
         assert path() == "batch-norm folded, hand-written passes (fp8 is too coarse), captured"
     made, _, _ = trained(model, fp8=True, shape=(3, 8, 8))
     assert "in fp8" in made.line and {"manual_wide", "fp8"} <= {*made.parts} and "split_batch" not in made.parts

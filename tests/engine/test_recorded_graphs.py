@@ -264,7 +264,7 @@ def trained(make, *, norm="linf", ema=0.9):
 def test_replayed_training_is_the_training(graphs, name, norm):
     make = NETWORKS[name]
     with pytest.MonkeyPatch.context() as none:
-        for module in ("update.step", "attack.runner", "select"):
+        for module in ("update.step", "attack.runner", "attack_path"):
             none.setattr(f"sparring.engine.{module}.pool_for", lambda device: None)
         theirs, _ = trained(make, norm=norm)
     assert graphs.captures == 0

@@ -13,7 +13,7 @@ from torch import nn
 from sparring import UserError, engine
 from sparring.attacks.checks import TwoPasses
 from sparring.data import hold_out, load
-from sparring.engine import select
+from sparring.engine import attack_path, select
 from sparring.engine.cuda_graphs import Captured, NotCapturable
 from sparring.objectives import FAT, TRADES, KTauPGD, NoAttack
 from sparring.schedules import parse
@@ -112,7 +112,7 @@ def refuse(monkeypatch, *modules: str) -> None:
 def test_what_cannot_be_captured_runs_uncaptured(name, monkeypatch):
     build = REFUSED[name][0] if name in REFUSED else lambda: made(SyncsInGraph)
     expected = trained(twin := build(), prepared(twin, kind="plain"))
-    refuse(monkeypatch, "select", "attack.runner", "update.step")
+    refuse(monkeypatch, "attack_path", "attack.runner", "update.step")
     model = build()
     refused = prepared(model, kind="fast")
     attack, update = refused.line.split("; ")[1:]
@@ -166,7 +166,7 @@ def test_the_next_path_is_taken_where_one_fails(monkeypatch):
         if len(tried) < 2:
             raise ValueError("no compiler")
 
-    monkeypatch.setattr(select, "_rehearse", rehearse)
+    monkeypatch.setattr(attack_path, "_rehearse", rehearse)
     found = prepared(model, kind="fast").line
     assert "attack: the model itself (batch-norm folded fails: ValueError: no compiler), uncaptured (no CUDA)" in found
 

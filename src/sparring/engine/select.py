@@ -1,39 +1,33 @@
 """Which path a training step takes, and why: chosen here.
 
 `prepare` tries the fastest path that fits and falls back to the next where tracing, compiling or capturing fails. For
-the attack: a hand-written network (in eight bits first, where that is asked for), the folded graph in fused operations,
-the folded graph in plain operations, the model itself; each captured as CUDA graphs, or uncaptured where capturing
-fails; last the plain attack. For the update: fused batch-norm, torch.compile, plain layers; each captured or not; last
+the attack see `attack_path`. For the update: fused batch-norm, torch.compile, plain layers; each captured or not; last
 the optimiser's own step. `Engine.line` reports the path and every reason. Knows no method: it is handed a loss and
 searches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from sparring.attacks.checks import Model
 from sparring.attacks.threat import Norm
 from sparring.engine import cpu
-from sparring.engine.attack.buckets import bucket_sizes
-from sparring.engine.attack.folded import Folded, NotFolded, fold, fused_mismatch, mismatch
-from sparring.engine.attack.replay import Replayed
+from sparring.engine.attack.folded import Folded, fold
 from sparring.engine.attack.runner import CapturedAttack
-from sparring.engine.attack.split_batch import SplitBatch, ahead
-from sparring.engine.attack.unfolded import Unfolded
-from sparring.engine.cuda_graphs import Captured, NotCapturable, pool_for, reason
+from sparring.engine.attack.split_batch import SplitBatch
+from sparring.engine.attack_path import PROBE, Run, because, explained, no_fp8, on_cuda, select_attack
+from sparring.engine.cuda_graphs import reason
 from sparring.engine.ema import WeightAverage
 from sparring.engine.manual.chain import ManualChain
-from sparring.engine.manual.wide_resnet_fp8 import Fp8WideResNet, in_fp8
+from sparring.engine.manual.wide_resnet_fp8 import Fp8WideResNet
 from sparring.engine.plain import PlainUpdate
 from sparring.engine.training_engine import Engine, tuned_sizes
 from sparring.engine.triton import tuning
-from sparring.engine.triton.available import descent_for, fp8_for, kernels_for, norms_for
+from sparring.engine.triton.available import descent_for, kernels_for, norms_for
 from sparring.engine.update.descent import unsupported
 from sparring.engine.update.exchange import ALONE, Exchange
 from sparring.engine.update.step import BatchLoss, FastUpdate, Update
@@ -54,7 +48,6 @@ PARTS = {
     "fused_sgd": "SGD of one group, finite check and bf16 copies in two launches",
     "compile_ahead": "Triton kernels compiled side by side (start-up only)",
 }
-_PROBE = 8  # images on which fused operations are checked
 
 
 def prepare(
@@ -104,13 +97,13 @@ def prepare(
     for name in without:
         if name not in PARTS:
             raise unknown("part", name, PARTS)
-    cuda = _on_cuda(device)
+    cuda = on_cuda(device)
     fast = not plain_because and (kind == "fast" or (kind == "auto" and cuda))
     if fast and half and cuda:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     average = WeightAverage(model, ema) if ema else None
     if images is None:
-        images = torch.rand((_PROBE, *shape), generator=torch.Generator().manual_seed(0)).to(device)
+        images = torch.rand((PROBE, *shape), generator=torch.Generator().manual_seed(0)).to(device)
     if not fast:
         why = plain_because or "as asked" if plain_because or kind == "plain" else "captured graphs need CUDA"
         by_hand = kind == "auto" and device.type == "cpu" and not plain_because
@@ -122,16 +115,16 @@ def prepare(
             PlainUpdate(model, optimizer, loss, after, exchange, clip),
             on_cpu.network or model,
             head=f"engine: plain, fp32 ({why})",
-            attack_how=_explained(on_cpu.how, _no_fp8(device) if fp8 else ""),
+            attack_how=explained(on_cpu.how, no_fp8(device) if fp8 else ""),
             average=average,
             refresh=refreshed,
             exchange=exchange,
         )
 
     every = max(tuning.of(device).bucket, batch // 16)  # a bucket costs a second of start-up, or two
-    numbers = _Run(batch, shape, device, half, fp8 and "fp8" not in without, every, frozenset(without))
+    numbers = Run(batch, shape, device, half, fp8 and "fp8" not in without, every, frozenset(without))
     with tuned_sizes(fixed_sizes):
-        attack = _select_attack(model, images, numbers)
+        attack = select_attack(model, images, numbers)
         folded = attack.folded
 
         def after() -> None:
@@ -179,167 +172,11 @@ def prepare(
     )
 
 
-@dataclass(frozen=True)
-class _Run:
-    """What the choice of a path depends on."""
-
-    batch: int
-    shape: tuple[int, ...]
-    device: torch.device
-    half: bool
-    fp8: bool
-    every: int
-    without: frozenset[str]
-
-    @property
-    def cuda(self) -> bool:
-        return _on_cuda(self.device)
-
-
-@dataclass(frozen=True)
-class _Attack:
-    """One path of the attack."""
-
-    network: Model | None  # what the runner runs; None for the plain attack
-    gradients: Model  # what every other search takes gradients from
-    folded: Folded | None
-    how: str
-    captured: bool = True
-
-
-def _select_attack(model: nn.Module, images: Tensor, run: _Run) -> _Attack:
-    """The first path of the attack that works."""
-    failures: list[str] = []
-    for path in _attack_paths(model, images, run, failures):
-        try:
-            if path.folded is None or path.folded.manual is None:  # a hand-written network was checked at every size
-                _rehearse(path.network, images, next(model.parameters()).dtype, run)
-        except NotCapturable as error:
-            return _with(_undivided(path), f"uncaptured ({error})", failures, captured=False)
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:
-            failures.append(f"{path.how} fails: {reason(error)}")
-            continue
-        return _with(path, "captured" if run.cuda else "uncaptured (no CUDA)", failures, captured=True)
-    return _Attack(None, model, None, f"plain ({'; '.join(failures)})")
-
-
-def _undivided(path: _Attack) -> _Attack:
-    """The path without parts on streams of their own, whose memory is safe in captures alone."""
-    return replace(path, network=path.network.network) if isinstance(path.network, SplitBatch) else path
-
-
-def _with(path: _Attack, captured_how: str, failures: list[str], *, captured: bool) -> _Attack:
-    return replace(path, how=f"{path.how}{_because(failures)}, {captured_how}", captured=captured)
-
-
-def _explained(how: str, why: str) -> str:
-    return f"{how} ({why})" if how and why else how
-
-
-def _because(failures: list[str]) -> str:
-    return f" ({'; '.join(failures)})" if failures else ""
-
-
-def _attack_paths(model: nn.Module, images: Tensor, run: _Run, failures: list[str]) -> Iterator[_Attack]:
-    """The paths of the attack, fastest first; `failures` collects why one was not taken."""
-    dtype = next(model.parameters()).dtype
-    try:
-        exact = fold(model, dtype=dtype, fused=False, without=run.without)
-        problem = mismatch(exact, model, images)
-    except NotFolded as error:
-        problem = str(error)
-    if problem:
-        failures.append(problem)
-    else:
-        yield from _folded_paths(model, exact, images, run, failures)
-    itself = Unfolded(model, half=run.half)
-    yield _Attack(itself, itself, None, "the model itself")
-
-
-def _folded_paths(model: nn.Module, exact: Folded, images: Tensor, run: _Run, failures: list[str]) -> Iterator[_Attack]:
-    """The paths of a model that can be folded."""
-    if run.fp8 and (why := "" if run.half and run.cuda else _no_fp8(run.device)):
-        failures.append(why)
-    for eight in (True, False) if run.half and run.cuda and run.fp8 else (False,) if run.half and run.cuda else ():
-        try:
-            fused = fold(model, dtype=torch.bfloat16, fused=True, without=run.without)
-            problem = _with_eight_bits(fused, images) if eight else ""
-            problem = problem or _fused_problem(fused, model, images, run)
-        except NotFolded as error:
-            problem = str(error)
-        if not problem:
-            yield from _fused_paths(fused, run)
-        elif problem not in failures:
-            failures.append(problem)
-    plain = fold(model, dtype=torch.bfloat16, fused=False, without=run.without) if run.half else exact
-    yield _Attack(plain, plain, plain, "batch-norm folded")
-
-
-def _fused_problem(fused: Folded, model: nn.Module, images: Tensor, run: _Run) -> str:
-    sizes, ahead_of_time = bucket_sizes(run.batch, every=run.every), "compile_ahead" not in run.without
-    return fused_mismatch(fused, model, images[:_PROBE].float(), sizes=sizes, compile_ahead=ahead_of_time)
-
-
-def _with_eight_bits(fused: Folded, images: Tensor) -> str:
-    """Let the hand-written network run in eight bits; or return why it cannot."""
-    found = in_fp8(fused.manual, images[:_PROBE].float())
-    if isinstance(found, str):
-        return found
-    fused.manual = found
-    return ""
-
-
-def _no_fp8(device: torch.device) -> str:
-    """Why nothing runs in eight bits on a device; empty where something may."""
-    why = fp8_for(device)
-    return why if isinstance(why, str) else ""
-
-
-def _fused_paths(fused: Folded, run: _Run) -> Iterator[_Attack]:
-    """The paths of a network in fused operations."""
-    cuts = tuning.of(run.device).cuts if "split_batch" not in run.without else {}
-    network: Model = fused
-    if fused.manual is not None:
-        # Searches of an objective's own have shrinking sets too: captured gradients at a few sizes.
-        sizes = (*range(32, run.batch, 32), run.batch)
-        eight = isinstance(fused.manual, Fp8WideResNet)
-        if fused.pointwise and cuts and not eight:
-            network = SplitBatch(fused, run.device, cuts)
-        replayed = Replayed(fused, sizes=sizes, kept=len(sizes))
-        how = "batch-norm folded, hand-written passes" + (" in fp8 (e4m3; gradients e5m2)" if eight else "")
-        yield _Attack(network, replayed, fused, how)
-        return
-    if fused.pointwise:
-        # Measured on an H200, batch 128: where batch-norm stands alone and the network is not hand-written, the
-        # compiler gains (WRN-34-10 7.6 against 9.1 ms a step); elsewhere it gains 2 % (ResNet-18 1.06 against 1.08) and
-        # is not worth its start. Only the runner has it, which calls it in captures alone.
-        network = SplitBatch(torch.compile(fused, dynamic=True), run.device, cuts)
-        yield _Attack(network, fused, fused, "batch-norm folded, torch.compile")
-        network = SplitBatch(fused, run.device, cuts)
-    yield _Attack(network, fused, fused, "batch-norm folded, fused operations")
-
-
-def _rehearse(network: Model | None, images: Tensor, dtype: torch.dtype, run: _Run) -> None:
-    """Compute a gradient of a full batch as a captured graph; on a CPU of a few images, uncaptured."""
-    assert network is not None
-    rows = torch.arange(run.batch if run.cuda else min(_PROBE, run.batch), device=images.device) % len(images)
-    x = images[rows].to(dtype)
-
-    def work() -> None:
-        logits, back = ahead(network, x)
-        back(torch.ones_like(logits))
-
-    graph = Captured(work, pool_for(run.device))
-    graph()
-
-
 def _select_update(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     loss: BatchLoss,
-    run: _Run,
+    run: Run,
     *,
     after: Callable[[], None],
     also: Collection[Tensor],
@@ -385,11 +222,11 @@ def _select_update(
             failures.append(update.amp_copy.not_fused)
         captured = f"uncaptured ({update.not_captured})" if update.not_captured else "captured"
         captured = captured if run.cuda or update.not_captured else "uncaptured (no CUDA)"
-        return update, f"{how}{_because(failures)}, {captured}"
+        return update, f"{how}{because(failures)}, {captured}"
     return PlainUpdate(model, optimizer, loss, after, exchange, clip), f"plain, fp32 ({'; '.join(failures)})"
 
 
-def _folded_average(average: WeightAverage | None, folded: Folded | None, run: _Run) -> Folded | None:
+def _folded_average(average: WeightAverage | None, folded: Folded | None, run: Run) -> Folded | None:
     """The average's folded network, where the model has one."""
     if average is None or folded is None:
         return None
@@ -421,10 +258,6 @@ def _in_use(runner: CapturedAttack | None, folded: Folded | None, update: Update
 
 def _layers(module: nn.Module | None) -> Collection[nn.Module]:
     return [] if module is None else list(module.modules())
-
-
-def _on_cuda(device: torch.device) -> bool:
-    return device.type == "cuda"
 
 
 def _both(first: Callable[[], None], second: Callable[[], None]) -> Callable[[], None]:
