@@ -1,9 +1,10 @@
 """Speed of the attack's convolutions in eight bits on one GPU, by tiling, beside cuDNN in bf16.
 
-    PYTHONPATH=src python3 benchmarks/bench_fp8_conv.py [OUT.json] [--seconds 110]
+    PYTHONPATH=src python3 benchmarks/bench_fp8_conv.py [OUT.json] [--model resnet18] [--seconds 110]
 
-The layers are those of WRN-34-10: 160, 320 and 640 channels, and the two that halve the image; forward and back to the
-input, with what engine/triton/fp8_conv.py does in the same launch. cuDNN runs the convolution alone. Every tiling is
+The layers are those of WRN-34-10 (160, 320 and 640 channels, and the two that halve the image) or those of ResNet-18
+(64 to 512 channels, and the three that halve it); forward and back to the input, with what engine/triton/fp8_conv.py
+does in the same launch. cuDNN runs the convolution alone. Every tiling is
 first compared with torch on the same rounded numbers, on five images. Times are medians of twelve replays of a captured
 graph of twelve launches, which take turns among three random inputs. Needs no data.
 """
@@ -56,8 +57,14 @@ class Shape:
         return 2 * images * (self.side // self.stride) ** 2 * self.low * self.high * 9
 
 
-SHAPES = (Shape(160, 160, 32), Shape(320, 320, 16), Shape(640, 640, 8))
-STRIDED = (Shape(160, 320, 32), Shape(320, 640, 16))
+SHAPES = {
+    "wrn-34-10": (Shape(160, 160, 32), Shape(320, 320, 16), Shape(640, 640, 8)),
+    "resnet18": (Shape(64, 64, 32), Shape(128, 128, 16), Shape(256, 256, 8), Shape(512, 512, 4)),
+}
+STRIDED = {
+    "wrn-34-10": (Shape(160, 320, 32), Shape(320, 640, 16)),
+    "resnet18": (Shape(64, 128, 32), Shape(128, 256, 16), Shape(256, 512, 8)),
+}
 # Tilings beside those in use (tuning.py), by the channels of the sum.
 MORE: dict[int, tuple[Fp8Cut, ...]] = {
     160: (
@@ -82,6 +89,32 @@ MORE: dict[int, tuple[Fp8Cut, ...]] = {
         Fp8Cut("channels", 128, 64, 0, 128),
         Fp8Cut("channels", 64, 128, 0, 128),
         Fp8Cut("channels", 64, 64, 0, 128, stages=5),
+    ),
+    64: (
+        Fp8Cut("places", 64, 64, 0, 64, stages=5),
+        Fp8Cut("places", 128, 64, 0, 64, stages=5),
+        Fp8Cut("places", 256, 64, 0, 64, warps=8),
+        Fp8Cut("channels", 128, 64, 0, 64, stages=5),
+    ),
+    128: (
+        Fp8Cut("places", 64, 128, 0, 128),
+        Fp8Cut("places", 128, 128, 0, 128),
+        Fp8Cut("channels", 128, 128, 0, 128),
+        Fp8Cut("channels", 128, 64, 0, 128, stages=5),
+        Fp8Cut("channels", 256, 128, 0, 128, stages=3, warps=8),
+    ),
+    256: (
+        Fp8Cut("places", 128, 128, 0, 128),
+        Fp8Cut("channels", 128, 256, 0, 128, stages=3, warps=8),
+        Fp8Cut("channels", 64, 128, 0, 128, stages=5),
+        Fp8Cut("channels", 64, 64, 0, 128, stages=5),
+    ),
+    512: (
+        Fp8Cut("channels", 128, 256, 0, 128, stages=3, warps=8),
+        Fp8Cut("channels", 64, 256, 0, 128, warps=8),
+        Fp8Cut("channels", 64, 128, 0, 128, stages=5),
+        Fp8Cut("channels", 64, 64, 0, 128, stages=5),
+        Fp8Cut("channels", 32, 64, 0, 128, stages=5),
     ),
 }
 
@@ -233,18 +266,20 @@ def compile_all(wanted: Iterable[tuple[Shape, str, Fp8Cut]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("out", nargs="?", type=Path)
+    parser.add_argument("--model", choices=sorted(SHAPES), default="wrn-34-10")
     parser.add_argument("--seconds", type=float, default=110, help="measure nothing more after this time")
     given = parser.parse_args()
     torch.backends.cudnn.benchmark = True
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     bench = Bench(given.seconds)
-    every = [(shape, kind) for shape in SHAPES for kind in KINDS]
-    every += [(shape, kind) for shape in STRIDED for kind in ("forward", "back+sum")]
+    shapes = SHAPES[given.model]
+    every = [(shape, kind) for shape in shapes for kind in KINDS]
+    every += [(shape, kind) for shape in STRIDED[given.model] for kind in ("forward", "back+sum")]
     compile_all((shape, kind, cut) for shape, kind in every for cut in cuts_of(shape, kind))
     sizes = (128, 16, 40, 64, 8, 24)
     try:
         for images in sizes:
-            for shape, kind in every if images == 128 else every[: len(SHAPES) * len(KINDS)]:
+            for shape, kind in every if images == 128 else every[: len(shapes) * len(KINDS)]:
                 if images == 128 or kind in ("forward", "back+sum"):
                     for cut in (None, *cuts_of(shape, kind)):
                         bench.measure(images, shape, kind, cut)
@@ -252,7 +287,9 @@ def main() -> None:
         if given.out is not None:
             about = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__}
             about["n"] = "medians of 12 replays of 12 launches over 3 inputs; error on 5 images"
-            about["command"] = f"python benchmarks/bench_fp8_conv.py OUT.json --seconds {given.seconds:g}"
+            about["command"] = (
+                f"python benchmarks/bench_fp8_conv.py OUT.json --model {given.model} --seconds {given.seconds:g}"
+            )
             rows = ",\n".join(json.dumps(row) for row in bench.rows)
             given.out.write_text(json.dumps(about)[:-1] + f', "rows": [\n{rows}\n]}}\n')
     for images in sizes:
