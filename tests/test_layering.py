@@ -216,6 +216,7 @@ INSIDE: dict[str, list[str]] = {
         "tuning",
         "attack_step",
         "conv",
+        "fp8_kernels",
         "fp8_conv",
         "first_layer",
         "batch_norm",
@@ -231,7 +232,10 @@ INSIDE: dict[str, list[str]] = {
         "chain",
         "read_chain",
         "wide_resnet",
+        "fp8_weights",
+        "resnet_fp8",
         "wide_resnet_fp8",
+        "fp8",
     ],
     "engine.attack": ["buckets", "split_batch", "folded", "cpu_passes", "unfolded", "replay", "active_set", "runner"],
     "engine.update": [

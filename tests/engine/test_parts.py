@@ -16,7 +16,7 @@ from sparring import engine
 from sparring.engine import attack_path, select
 from sparring.engine.attack import folded
 from sparring.engine.attack.split_batch import SplitBatch
-from sparring.engine.manual import fp8_simulated, fused_ops, read_chain, wide_resnet, wide_resnet_fp8
+from sparring.engine.manual import fp8, fp8_simulated, fused_ops, read_chain, wide_resnet
 from sparring.engine.triton import attack_step, batch_norm, conv, first_layer, pointwise, pooling, sgd
 from sparring.models import build
 from sparring.objectives import FAT, KTauPGD
@@ -104,9 +104,9 @@ def test_eight_bits_where_they_are_asked_for_and_possible(gpu, monkeypatch):
         return found.how
 
     assert "fp8" not in path(fp8=False)
-    monkeypatch.setattr(wide_resnet_fp8, "fp8_for", lambda device: "fp8 needs more")
+    monkeypatch.setattr(fp8, "fp8_for", lambda device: "fp8 needs more")
     assert path() == "batch-norm folded, hand-written passes (fp8 needs more), captured"
-    monkeypatch.setattr(wide_resnet_fp8, "fp8_for", lambda device: fp8_simulated)
+    monkeypatch.setattr(fp8, "fp8_for", lambda device: fp8_simulated)
     assert path() == "batch-norm folded, hand-written passes in fp8 (e4m3; gradients e5m2), captured"
     coarse = iter(["fp8 is too coarse", ""])
     with monkeypatch.context() as patch:

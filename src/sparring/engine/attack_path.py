@@ -20,7 +20,7 @@ from sparring.engine.attack.replay import Replayed
 from sparring.engine.attack.split_batch import SplitBatch, ahead
 from sparring.engine.attack.unfolded import Unfolded
 from sparring.engine.cuda_graphs import Captured, NotCapturable, pool_for, reason
-from sparring.engine.manual.wide_resnet_fp8 import Fp8WideResNet, in_fp8
+from sparring.engine.manual.fp8 import Fp8Network, in_fp8
 from sparring.engine.triton import tuning
 from sparring.engine.triton.available import fp8_for
 
@@ -157,7 +157,7 @@ def _fused_paths(fused: Folded, run: Run) -> Iterator[AttackPath]:
     if fused.manual is not None:
         # Searches of an objective's own have shrinking sets too: captured gradients at a few sizes.
         sizes = (*range(32, run.batch, 32), run.batch)
-        eight = isinstance(fused.manual, Fp8WideResNet)
+        eight = isinstance(fused.manual, Fp8Network)
         if fused.pointwise and cuts and not eight:
             network = SplitBatch(fused, run.device, cuts)
         replayed = Replayed(fused, sizes=sizes, kept=len(sizes))

@@ -23,7 +23,8 @@ from sparring.engine.attack_path import PROBE, Run, because, explained, no_fp8, 
 from sparring.engine.cuda_graphs import reason
 from sparring.engine.ema import WeightAverage
 from sparring.engine.manual.chain import ManualChain
-from sparring.engine.manual.wide_resnet_fp8 import Fp8WideResNet
+from sparring.engine.manual.fp8 import Fp8Network
+from sparring.engine.manual.resnet_fp8 import Fp8ResNet
 from sparring.engine.plain import PlainUpdate
 from sparring.engine.training_engine import Engine, tuned_sizes
 from sparring.engine.triton import tuning
@@ -38,7 +39,7 @@ EngineKind = Literal["auto", "plain", "fast"]
 PARTS = {
     "manual": "hand-written forward and backward pass of chains and ResNets in the attack",
     "manual_wide": "hand-written forward and backward pass of wide ResNets in the attack",
-    "fp8": "wide ResNets' attack in eight bits, where precision asks for it (else bf16)",
+    "fp8": "the attack on residual networks in eight bits, where precision asks for it (else bf16)",
     "attack_step": "Triton kernels for the active set, the loss's gradient and the move",
     "halves": "the first step with stops as two graphs, so that stopped examples cost no gradient",
     "split_batch": "input gradients in two parts on two streams",
@@ -238,12 +239,13 @@ def _in_use(runner: CapturedAttack | None, folded: Folded | None, update: Update
     """The hand-written parts that this engine runs."""
     network = runner.network if runner is not None else None
     manual = folded.manual if folded is not None and network is not None else None
+    chain = isinstance(manual, ManualChain | Fp8ResNet)
     kernels = runner is not None and runner.kernels is not None
     fused = update.amp_copy.fused if isinstance(update, FastUpdate) else None
     in_use = {
-        "manual": isinstance(manual, ManualChain),
-        "manual_wide": manual is not None and not isinstance(manual, ManualChain),
-        "fp8": isinstance(manual, Fp8WideResNet),
+        "manual": chain,
+        "manual_wide": manual is not None and not chain,
+        "fp8": isinstance(manual, Fp8Network),
         "attack_step": kernels,
         "halves": kernels and manual is not None and runner is not None and runner.halves,
         "split_batch": isinstance(network, SplitBatch) and bool(network.cuts),

@@ -79,7 +79,7 @@ class Config:
     largest radius of training."""
     precision: Precision = "fp32"
     """Of gradients and activations in the fast engine; weights and verdicts are fp32, and so is the plain engine. fp8:
-    attacks on wide ResNets in eight bits, on GPUs that have it; updates, and what cannot be fp8, are bf16 then."""
+    attacks on ResNets and wide ResNets in eight bits, on GPUs that have it; updates, and what cannot be fp8, are bf16 then."""
     sync_bn: bool = False
     """Of several processes: take batch-norm's statistics over all of them, on the plain engine; else over each's own
     images."""

@@ -13,36 +13,20 @@ pytest.importorskip("triton", reason="the kernels need Triton, which pip install
 if torch.cuda.is_available():
     pytest.skip("for the interpreter; on CUDA run benchmarks/check_fp8.py", allow_module_level=True)
 
-import triton.language as tl
-from triton.runtime import interpreter
-
 from sparring.engine.attack.folded import fold, fused_mismatch
 from sparring.engine.attack.runner import CapturedAttack
 from sparring.engine.cuda_graphs import Captured
-from sparring.engine.manual import fp8_simulated, wide_resnet, wide_resnet_fp8
+from sparring.engine.manual import fp8, fp8_simulated, wide_resnet
+from sparring.engine.manual.fp8 import in_fp8
 from sparring.engine.manual.manual_network import with_autograd
-from sparring.engine.manual.wide_resnet_fp8 import Fp8WideResNet, in_fp8
+from sparring.engine.manual.wide_resnet_fp8 import Fp8WideResNet
 from sparring.engine.triton import attack_step, available, fp8_conv, pointwise
 from sparring.models import build
 from sparring.objectives import KTauPGD
+from tests.engine.manual.eight_bits import drawn, gradients, turned
 from tests.engine.recorded_graphs import simulate
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture
-def rounds(monkeypatch):
-    """Let Triton's interpreter round to eight bits as a GPU does: to the nearest."""
-    formats = {tl.float8e4nv: torch.float8_e4m3fn, tl.float8e5: torch.float8_e5m2, tl.bfloat16: torch.bfloat16}
-    really = interpreter._convert_float
-
-    def convert(input, input_dtype, output_dtype, rounding_mode):
-        if input_dtype != tl.float32 or output_dtype not in formats:
-            return really(input, input_dtype, output_dtype, rounding_mode)
-        found = torch.from_numpy(input.copy()).to(formats[output_dtype])
-        return found.view(torch.uint8 if found.itemsize == 1 else torch.uint16).numpy()
-
-    monkeypatch.setattr(interpreter, "_convert_float", convert)
 
 
 @pytest.fixture
@@ -64,22 +48,6 @@ def made(monkeypatch):
         return model.eval(), fold(model, dtype=torch.bfloat16, fused=True)
 
     return make
-
-
-def gradients(network, x, output_gradient):
-    point = x.clone().requires_grad_()
-    logits = network(point)
-    return logits.detach().float(), torch.autograd.grad(logits, point, output_gradient)[0]
-
-
-def turned(one, other):
-    """How far two gradients point apart, image by image."""
-    return 1 - F.cosine_similarity(one.flatten(1), other.flatten(1)).mean()
-
-
-def drawn(images=5, side=8):
-    draw = torch.Generator().manual_seed(0)
-    return torch.rand(images, 3, side, side, generator=draw), torch.randn(images, 10, generator=draw)
 
 
 @pytest.mark.parametrize(("name", "slack"), [("wrn-10-2", 0.15), ("wrn-16-4", 0.3)])
@@ -108,7 +76,7 @@ def test_the_kernels_are_the_network_in_torchs_operations(made, rounds):
     _, folded = made()
     ours = Fp8WideResNet(folded.manual, fp8_conv)
     theirs = ours.simulated()
-    for one, other in zip(ours.twos, theirs.twos, strict=True):
+    for one, other in zip(ours.convs.twos, theirs.convs.twos, strict=True):
         assert torch.equal(one.ahead.float(), other.ahead.float()) and one.ahead.float().any()
         assert torch.equal(one.back.float(), other.back.float()) and one.back.float().abs().max() == 448
     x, output_gradient = drawn()
@@ -126,7 +94,7 @@ def test_the_kernels_are_the_network_in_torchs_operations(made, rounds):
 
 def test_it_is_checked_before_it_is_trusted(made, rounds, monkeypatch):
     model, folded = made()
-    monkeypatch.setattr(wide_resnet_fp8, "fp8_for", lambda device: fp8_conv)
+    monkeypatch.setattr(fp8, "fp8_for", lambda device: fp8_conv)
     x, _ = drawn(3)
     folded.manual = in_fp8(folded.manual, x)
     assert isinstance(folded.manual, Fp8WideResNet)
@@ -199,7 +167,7 @@ def test_what_it_takes(made, monkeypatch):
     plain = folded.manual
     x = torch.empty(2, 3, 8, 8)
     assert "needs a GPU" in in_fp8(plain, x)
-    monkeypatch.setattr(wide_resnet_fp8, "fp8_for", lambda device: fp8_simulated)
+    monkeypatch.setattr(fp8, "fp8_for", lambda device: fp8_simulated)
     assert "hand-written" in in_fp8(None, x)
     ours = in_fp8(plain, x)
     for side, fits in ((4, False), (8, True), (12, False), (32, True), (128, False)):

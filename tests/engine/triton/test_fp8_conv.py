@@ -79,9 +79,12 @@ def test_forward(cut):
     added = draw(images, side, side, outer, least=-3, dtype=BF16)
     same("conv_sum", x, weight, NUMBERS, scale, shift, added=added, kept=True, dtype=E4M3)
     same("conv_sum", x, weight, NUMBERS, scale, shift, kept=False, dtype=BF16)
+    same("conv_sum_relu", x, weight, NUMBERS, shift, added=added, kept=True, dtype=E4M3)
+    same("conv_sum_relu", x, weight, NUMBERS, shift, kept=False, dtype=BF16)
     short = draw(images, 2 * side, 2 * side, 64)
     weight = torch.cat([weight.float(), draw(outer, 64, least=-1, most=1, share=0.05).float()], 1).to(E4M3)
     same("conv_sum", x, weight, NUMBERS, scale, shift, shortcut=short, kept=True, dtype=E4M3)
+    same("conv_sum_relu", x, weight, NUMBERS, shift, shortcut=short, kept=True, dtype=E4M3)
 
 
 @pytest.mark.parametrize("among", [None, torch.tensor([4, 0, 2], dtype=torch.int32)])
@@ -96,10 +99,12 @@ def test_back(cut, among):
     for dtype in (E5M2, BF16):
         same("conv_back_relu", g, weight, NUMBERS, seen, among=among, dtype=dtype)
     same("conv_back_sum", g, weight, NUMBERS, seen, scale, among=among, stride=1, added=added)
+    same("conv_back_sum_relu", g, weight, NUMBERS, seen, among=among, stride=1, added=added)
     seen = draw(forward, 2 * side, 2 * side, outer, share=0.5)
     weight = torch.cat([weight.float(), draw(outer, 32, least=-1, most=1, share=0.05).float()], 1).to(E4M3)
     short = draw(images, side, side, 32, least=-2, most=2, dtype=E5M2)
     same("conv_back_sum", g, weight, NUMBERS, seen, scale, among=among, stride=2, shortcut=short)
+    same("conv_back_sum_relu", g, weight, NUMBERS, seen, among=among, stride=2, shortcut=short)
 
 
 def test_too_large_a_number_becomes_the_largest():

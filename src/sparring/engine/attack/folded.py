@@ -37,10 +37,10 @@ from sparring.engine.fx_graph import (
     shortcut_of,
     untraceable,
 )
+from sparring.engine.manual.fp8 import Fp8Network
 from sparring.engine.manual.manual_network import ManualNetwork, with_autograd
 from sparring.engine.manual.read_chain import read_chain
 from sparring.engine.manual.wide_resnet import read_wide_resnet
-from sparring.engine.manual.wide_resnet_fp8 import Fp8WideResNet
 from sparring.engine.triton.available import kernels_for, pointwise_for
 
 _Norm = nn.modules.batchnorm._NormBase  # with statistics, though perhaps without weights
@@ -261,7 +261,7 @@ def fused_mismatch(
     most = max(sizes, default=0)
     try:
         plain, exact = (fold(model, dtype=dtype, fused=False) for dtype in (fused.dtype, torch.float32))
-        eight = fused.manual if isinstance(fused.manual, Fp8WideResNet) else None
+        eight = fused.manual if isinstance(fused.manual, Fp8Network) else None
         same: Callable[[Tensor], Tensor] = plain if eight is None else partial(with_autograd, eight.simulated())
         takes = fused.manual is not None and fused.manual.takes(x)
         if fused.manual is not None and takes and compile_ahead:

@@ -37,10 +37,7 @@ def conv_sum(
     dtype: torch.dtype,
 ) -> tuple[Tensor | None, Tensor]:
     """A convolution, a sum, a batch-norm and a ReLU."""
-    value = _conv(x, weight, 1)
-    if shortcut is not None:
-        value = value + F.conv2d(_planes(shortcut), _short(x, weight), stride=2).permute(0, 2, 3, 1)
-    value = value * numbers[0]
+    value = _conv_and_shortcut(x, weight, shortcut) * numbers[0]
     total = (value if added is None else value + added.float()).bfloat16()
     o = (total.float() * scale.float() + shift.float()).clamp(min=0) * numbers[1]
     return total if kept else None, to(o, dtype)
@@ -66,12 +63,44 @@ def conv_back_sum(
     shortcut: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Back through a convolution, the ReLU and the batch-norm before it, and a sum."""
-    value = _back(g, weight, stride)
-    if shortcut is not None:
-        back = _short(g, weight).transpose(0, 1)
-        value = value + F.conv_transpose2d(_planes(shortcut), back, stride=2, output_padding=1).permute(0, 2, 3, 1)
+    value = _back_and_shortcut(g, weight, stride, shortcut)
     value = torch.where(_positive(seen, among), value * numbers[2], 0) * scale.float()
     total = (value if added is None else value + added.float()).bfloat16()
+    return total, to(total.float(), g.dtype)
+
+
+def conv_sum_relu(
+    x: Tensor,
+    weight: Tensor,
+    numbers: Tensor,
+    shift: Tensor,
+    *,
+    added: Tensor | None = None,
+    shortcut: Tensor | None = None,
+    kept: bool,
+    dtype: torch.dtype,
+) -> tuple[Tensor | None, Tensor]:
+    """A convolution, a sum and a ReLU."""
+    value = _conv_and_shortcut(x, weight, shortcut) * numbers[0] + shift.float()
+    total = (value if added is None else value + added.float()).clamp(min=0).bfloat16()
+    return total if kept else None, to(total.float() * numbers[1], dtype)
+
+
+def conv_back_sum_relu(
+    g: Tensor,
+    weight: Tensor,
+    numbers: Tensor,
+    seen: Tensor,
+    *,
+    among: Tensor | None,
+    stride: int,
+    added: Tensor | None = None,
+    shortcut: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Back through a convolution, a sum and the ReLU behind it."""
+    value = _back_and_shortcut(g, weight, stride, shortcut) * numbers[2]
+    value = value if added is None else value + added.float()
+    total = torch.where(_positive(seen, among), value, 0).bfloat16()
     return total, to(total.float(), g.dtype)
 
 
@@ -118,10 +147,25 @@ def _conv(x: Tensor, weight: Tensor, stride: int) -> Tensor:
     return F.conv2d(_planes(x), _filters(x, weight), padding=1, stride=stride).permute(0, 2, 3, 1)
 
 
+def _conv_and_shortcut(x: Tensor, weight: Tensor, shortcut: Tensor | None) -> Tensor:
+    value = _conv(x, weight, 1)
+    if shortcut is None:
+        return value
+    return value + F.conv2d(_planes(shortcut), _short(x, weight), stride=2).permute(0, 2, 3, 1)
+
+
 def _back(g: Tensor, weight: Tensor, stride: int) -> Tensor:
     filters = _filters(g, weight).transpose(0, 1)
     of_x = F.conv_transpose2d(_planes(g), filters, padding=1, stride=stride, output_padding=stride - 1)
     return of_x.permute(0, 2, 3, 1)
+
+
+def _back_and_shortcut(g: Tensor, weight: Tensor, stride: int, shortcut: Tensor | None) -> Tensor:
+    value = _back(g, weight, stride)
+    if shortcut is None:
+        return value
+    back = _short(g, weight).transpose(0, 1)
+    return value + F.conv_transpose2d(_planes(shortcut), back, stride=2, output_padding=1).permute(0, 2, 3, 1)
 
 
 def _positive(seen: Tensor, among: Tensor | None) -> Tensor:
