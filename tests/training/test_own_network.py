@@ -123,6 +123,8 @@ def fails(logits):
         (Ends(lambda logits: logits.to("meta")), "logits are on meta, its images on cpu"),
         (Ends(fails), r"the model raised KeyError: 'a\\nb', on 2 images"),
         (Net().to("meta"), "parameters of the model are on the meta device"),
+        (nn.DataParallel(Net()), r"wrapped in DataParallel. Give the module inside it, model.module"),
+        (lambda: torch.jit.script(dropout()), "TorchScript, which is not trained. Give the nn.Module"),
         (nn.Sequential(nn.Flatten()), "no parameters"),
         (Net().requires_grad_(False), "every parameter of the model .* is frozen"),
         (Net().double(), r"are torch.float64. Call model.float\(\)"),

@@ -20,6 +20,14 @@ _FEW = 3  # names in a message; the rest are counted
 def check_network(model: nn.Module, *, num_classes: int, channels: int, size: tuple[int, int]) -> None:
     """Refuse a network that cannot be trained on such images, in one line."""
     what = type(model).__name__
+    for module in model.modules():
+        if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            raise UserError(
+                f"the model is wrapped in {type(module).__name__}. Give the module inside it, model.module; several "
+                "GPUs are for torchrun."
+            )
+        if isinstance(module, torch.jit.ScriptModule):
+            raise UserError("the model is TorchScript, which is not trained. Give the nn.Module that it was made from.")
     trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     if not any(True for _ in model.parameters()):
         raise UserError(f"the model ({what}) has no parameters: there is nothing to train.")
