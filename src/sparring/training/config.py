@@ -226,8 +226,8 @@ def differences(one: Config, other: Config) -> list[str]:
 
 def flat_json(config: Config) -> dict[str, Any]:
     """As `flat_written`, without what the optimiser does not use: a page or a tracker states what was in force."""
-    unused = _unused(config.optimizer)
-    return {name: value for name, value in flat_written(config).items() if name not in unused}
+    idle = unused(config.optimizer)
+    return {name: value for name, value in flat_written(config).items() if name not in idle}
 
 
 def flat_written(config: Config) -> dict[str, Any]:
@@ -235,7 +235,7 @@ def flat_written(config: Config) -> dict[str, Any]:
     return _flat(to_json(config))
 
 
-def _unused(optimizer: str) -> tuple[str, ...]:
+def unused(optimizer: str) -> tuple[str, ...]:
     """The fields that mean nothing to an optimiser: one of the caller's own has numbers of its own."""
     if optimizer.startswith(OWN):
         return "momentum", "nesterov", "weight_decay", "no_decay"
