@@ -215,6 +215,7 @@ BAD = [
     (lambda x, y: (x, y, x, y), "four arrays"),
     (lambda x, y: (x, y, 3), "a tuple of 3 parts"),
     (lambda x, y: (x, DataLoader(TensorDataset(x, y))), "Give it alone: data=loader"),
+    (lambda x, y: (DataLoader(TensorDataset(x, y)), y), "Give it alone: data=loader"),
     (lambda x, y: ((DataLoader(TensorDataset(x, y)), y), None), "The test part|the test part|a DataLoader"),
     (lambda x, y: ((x / 255).to_sparse(), y), r"are a sparse tensor. Give x.to_dense\(\)"),
     (lambda x, y: 7, "data is a int. Give tensors"),

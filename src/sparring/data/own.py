@@ -113,6 +113,8 @@ def _two(given: Any) -> tuple[Any, Any]:
         raise UserError(f"data is a {type(given).__name__} of {len(given)} parts. Give {KINDS}.")
     if isinstance(given[0], Tensor | np.ndarray) or _is_numbers(given[1]):
         return given, None
+    if isinstance(given[0], DataLoader) and isinstance(given[1], Tensor | np.ndarray):
+        raise UserError("a DataLoader gives images and labels. Give it alone: data=loader, or data=(train, test).")
     return given[0], given[1]
 
 
