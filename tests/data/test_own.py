@@ -66,6 +66,11 @@ class Flow(IterableDataset):
         return iter(zip(self.pixels[:count], self.y[:count].tolist(), strict=True))
 
 
+class Failing(Flow):
+    def __iter__(self):
+        return ((x, 1 // int(number < 12)) for number, x in enumerate(self.pixels))
+
+
 def kinds(pixels, y):
     floats = pixels.float() / 255
     yield "tensors", (pixels, y)
@@ -238,6 +243,7 @@ BAD = [
     (lambda x, y: TensorDataset(x), "expected .image, label."),
     (lambda x, y: DataLoader(Flow(x, y, False), batch_size=5, collate_fn=lambda b: {"x": 1}), "is a dict, expected"),
     (lambda x, y: DataLoader(Flow(x[:0], y[:0]), batch_size=5), "no batches"),
+    (lambda x, y: DataLoader(Failing(x, y), batch_size=5), r"batch 3 of the loader cannot be read \(ZeroDivisionError"),
 ]
 
 
