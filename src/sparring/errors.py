@@ -8,6 +8,7 @@ Anything else is a bug and keeps its traceback.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 
@@ -15,6 +16,9 @@ class UserError(ValueError):
     """A mistake that the caller can fix. The message says what was given, what is allowed and what to do."""
 
     elsewhere: bool | None = None  # of a failure that all processes share: whether another one reports it
+
+    def __init__(self, message: str) -> None:
+        super().__init__(re.sub(r"\s*\n\s*", " ", message))  # one line, also where an array is quoted
 
 
 class RunFailed(RuntimeError):

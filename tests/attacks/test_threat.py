@@ -68,6 +68,8 @@ def test_a_tensor_of_one_radius_is_the_number(coloured):
         ({"step_size": "a"}, "a part of eps such as 'eps/4', got 'a'"),
         ({"step_size": "eps/1e"}, "a part of eps"),
         ({"step_size": None}, "step_size must lie"),
+        ({"eps": np.full((6, 1), 0.1)}, r"eps must be one number, got a ndarray. .*torch.as_tensor\(eps\)"),
+        ({"eps": [0.1] * 6}, "eps must be one number, got a list"),
     ],
 )
 def test_bad_radii_and_steps_are_refused(how, message, coloured):
@@ -114,6 +116,10 @@ def test_a_target_is_the_attack_on_the_negative_loss(batch):
 
     how = {"eps": 0.2, "step_size": 0.05, "steps": 5, "start": None}
     assert torch.equal(pgd(model, x, y, target=towards, **how), pgd(model, x, y, loss=away, **how))
+
+
+def test_a_target_may_be_a_number_of_numpy(batch):
+    assert torch.equal(pgd(*batch, target=np.int64(3), start=None), pgd(*batch, target=3, start=None))
 
 
 def test_friendly_data_with_a_target_stop_where_the_label_is_lost(batch):

@@ -128,6 +128,17 @@ def test_names_that_do_not_make_a_network(sparring, module, named, expected):
     assert not Path("run").exists()
 
 
+def test_images_that_were_handed_in_have_no_place(sparring, module):
+    """One fix is told, not also the one for images that have moved."""
+    x, y = torch.rand(60, 1, 8, 8), torch.arange(60) % 10
+    how = {"epochs": 1, "validation": 10, "progress": False, "device": "cpu"}
+    library.train(library.Config(model="tiny_cnn"), "run", data=(x, y), **how)
+    for words in (["evaluate", "run"], ["train", "--out", "run", "--resume", "--epochs", "2"]):
+        said = sparring(*words)
+        said.user_error("(own:tensors) were handed in from Python", "or name a source: --data.")
+        assert "moved" not in said.err
+
+
 def test_another_network_is_refused_by_its_keys(sparring, module):
     assert sparring("train", *QUICK, "--epochs", "1", "--model", f"{module}:make", "--out", "run").code == 0
     wrong = ["--model", f"{module}:other"]

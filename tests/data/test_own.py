@@ -66,6 +66,11 @@ class Flow(IterableDataset):
         return iter(zip(self.pixels[:count], self.y[:count].tolist(), strict=True))
 
 
+class Failing(Flow):
+    def __iter__(self):
+        return ((x, 1 // int(number < 12)) for number, x in enumerate(self.pixels))
+
+
 def kinds(pixels, y):
     floats = pixels.float() / 255
     yield "tensors", (pixels, y)
@@ -215,6 +220,7 @@ BAD = [
     (lambda x, y: (x, y, x, y), "four arrays"),
     (lambda x, y: (x, y, 3), "a tuple of 3 parts"),
     (lambda x, y: (x, DataLoader(TensorDataset(x, y))), "Give it alone: data=loader"),
+    (lambda x, y: (DataLoader(TensorDataset(x, y)), y), "Give it alone: data=loader"),
     (lambda x, y: ((DataLoader(TensorDataset(x, y)), y), None), "The test part|the test part|a DataLoader"),
     (lambda x, y: ((x / 255).to_sparse(), y), r"are a sparse tensor. Give x.to_dense\(\)"),
     (lambda x, y: 7, "data is a int. Give tensors"),
@@ -237,6 +243,7 @@ BAD = [
     (lambda x, y: TensorDataset(x), "expected .image, label."),
     (lambda x, y: DataLoader(Flow(x, y, False), batch_size=5, collate_fn=lambda b: {"x": 1}), "is a dict, expected"),
     (lambda x, y: DataLoader(Flow(x[:0], y[:0]), batch_size=5), "no batches"),
+    (lambda x, y: DataLoader(Failing(x, y), batch_size=5), r"batch 3 of the loader cannot be read \(ZeroDivisionError"),
 ]
 
 

@@ -41,7 +41,7 @@ def large(path: Path) -> object:
 
 
 def two_lines(path: Path) -> object:
-    raise UserError("no.\nNot at all.")
+    raise UserError("no.\rNot at all.")
 
 
 def one_line(path: Path) -> object:

@@ -8,6 +8,7 @@ import os
 from dataclasses import replace
 from datetime import timedelta
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -17,7 +18,7 @@ from sparring.attacks.losses import soft_targets
 from sparring.data import Split, load
 from sparring.engine.plain import PlainUpdate
 from sparring.errors import UserError
-from sparring.objectives import FAT, MART, OBJECTIVES, TRADES, Madry
+from sparring.objectives import CAT, FAT, MART, OBJECTIVES, TRADES, Madry
 from sparring.seeds import Draw, generator
 from sparring.training import loop, run_folder
 from sparring.training.config import Config, with_objective
@@ -201,3 +202,45 @@ def test_wrong_soft_targets_are_refused():
             FAT(**ATTACK)(model, x, wrong)
     with pytest.raises(UserError, match="int64"):
         FAT(**ATTACK)(model, x, y.int())
+
+
+class TwoInTraining(nn.Module):
+    """An auxiliary output in train mode, as some published networks have."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = made()
+
+    def forward(self, x):
+        logits = self.net(x)
+        return (logits, logits) if self.training else logits
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_what_the_loss_cannot_take_is_one_line(name):
+    objective, (x, y) = OBJECTIVES[name](**({} if name == "standard" else ATTACK)), batch()
+    with pytest.raises(UserError, match=r"to logits of shape .*got tuple. Wrap it to return the logits alone"):
+        objective(TwoInTraining().train(), x, y)
+    with pytest.raises(UserError, match=r"soft targets are of 5 classes, the model has 4.*soft_targets\(y, 4\)"):
+        objective(made(), x, soft_targets(y, 5))
+    with pytest.raises(UserError, match="the model has 4 classes, found label 5"):
+        objective(made(), x, y + 2)
+    with pytest.raises(UserError, match="does not accept images of shape"):
+        objective(made(), x[..., 1:], y)
+
+
+def test_an_error_of_the_loss_itself_stays():
+    class Broken(FAT):
+        def loss(self, *given):
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        Broken(**ATTACK)(made(), *batch())
+
+
+def test_progress_may_be_a_number_of_numpy_and_a_wrong_history_is_refused():
+    model, (x, y) = made(), batch()
+    assert FAT(**ATTACK, tau="0,1@40%")(model, x, y, progress=np.float32(0.5)).loss.isfinite()
+    for wrong in ([{}], [0.5], 3):
+        with pytest.raises(UserError, match=r'history must hold {"own": accuracy} for every finished epoch'):
+            CAT(**ATTACK)(model, x, y, history=wrong)

@@ -177,7 +177,8 @@ def test_own_optimiser_must_be_given_again(tmp_path, tiny, few):
         (lambda p: torch.optim.SGD(p[1:], lr=0.1), r"leaves out 1 of the model's \d+ .*\(conv1.weight\)"),
         (lambda p: torch.optim.SGD(p[2:], lr=0.1), r"leaves out 2 .*\(conv1.weight, ...\)"),
         (lambda p: None, "must return a torch optimiser, got NoneType"),
-        (lambda p: torch.optim.SGD(p, lr=-1.0), "cannot be made of the model's parameters: Invalid learning rate"),
+        (lambda p: torch.optim.SGD(p, lr=-1.0), r"cannot be made of the model's parameters \(ValueError: Invalid"),
+        (lambda p: [][1], r"cannot be made of the model's parameters \(IndexError: list index out of range\). Write"),
         (lambda: None, "cannot be made of the model's parameters"),
         (torch.optim.SparseAdam, "SparseAdam takes sparse gradients only"),
         (lambda p: torch.optim.LBFGS(p), "LBFGS evaluates the loss several times"),
@@ -192,6 +193,13 @@ def test_wrong_optimiser_is_refused_before_a_folder_is_made(tmp_path, optimizer,
     with pytest.raises(UserError, match=message) as caught:
         sparring.train("fat-digits", tmp_path / "run", optimizer=optimizer, device="cpu")
     assert "\n" not in str(caught.value) and not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("given", [{"weight_decay": 0.1}, {"momentum": 0.5}, {"nesterov": True}, {"no_decay": True}])
+def test_a_number_that_ones_own_optimiser_would_not_see_is_refused(tmp_path, given):
+    with pytest.raises(UserError, match=f"{next(iter(given))} is a number of the optimisers by name"):
+        sparring.train("fat-digits", tmp_path / "run", optimizer=OWN["adamw"], device="cpu", **given)
+    assert not (tmp_path / "run").exists()
 
 
 def test_state_that_no_checkpoint_holds_is_refused():

@@ -103,6 +103,17 @@ class Ends(Net):
         return self.end(super().forward(x))
 
 
+class Begins(Net):
+    """Its input goes through a function."""
+
+    def __init__(self, begin):
+        super().__init__()
+        self.begin = begin
+
+    def forward(self, x):
+        return super().forward(self.begin(x))
+
+
 def fails(logits):
     raise KeyError("a\nb")
 
@@ -123,6 +134,11 @@ def fails(logits):
         (Ends(lambda logits: logits.to("meta")), "logits are on meta, its images on cpu"),
         (Ends(fails), r"the model raised KeyError: 'a\\nb', on 2 images"),
         (Net().to("meta"), "parameters of the model are on the meta device"),
+        (Begins(lambda x: torch.as_tensor(x.numpy())), r"cannot be differentiated \(RuntimeError: Can't call numpy"),
+        (Begins(lambda x: x.mul_(2)), r"cannot be differentiated .* in-place changes out of its forward pass"),
+        (Begins(torch.detach), "no gradient of the logits reaches the pixels"),
+        (nn.DataParallel(Net()), r"wrapped in DataParallel. Give the module inside it, model.module"),
+        (lambda: torch.jit.script(dropout()), "TorchScript, which is not trained. Give the nn.Module"),
         (nn.Sequential(nn.Flatten()), "no parameters"),
         (Net().requires_grad_(False), "every parameter of the model .* is frozen"),
         (Net().double(), r"are torch.float64. Call model.float\(\)"),

@@ -16,6 +16,7 @@ from sparring.objectives import OBJECTIVES
 from sparring.training.config import Config, to_json
 
 WRONG = (-1, "x", None, [1], True, float("nan"), {"a": 1}, torch.tensor(1.0), b"x", float("inf"), Path("x"))
+ARRAYS = (np.eye(3), torch.eye(3))  # their text is of several lines
 # What of these is right.
 ALLOWED = {
     "normalize": True,
@@ -32,11 +33,11 @@ TEXTS = ("data", "model", "init")  # any text may be a name; it is looked up lat
 @pytest.mark.parametrize("kind", [Config, *OBJECTIVES.values()], ids=lambda kind: kind.__name__)
 def test_wrong_values(kind):
     for field in dataclasses.fields(kind):
-        for value in WRONG:
+        for value in (*WRONG, *ARRAYS):
             allowed = field.name in ALLOWED and value is ALLOWED[field.name]
             if allowed or (field.name in TEXTS and isinstance(value, str)):
                 continue
-            if field.name == "margin" and value == -1:
+            if field.name == "margin" and value is WRONG[0]:
                 continue  # a margin may be negative
             with pytest.raises(UserError) as caught:
                 kind(**{field.name: value})

@@ -59,7 +59,8 @@ def check_settings(
         raise UserError(f"tau must be a whole number of at least 0, got {tau!r}. tau >= steps is plain PGD.")
     check_not_negative("noise", noise)
     if start is not None and (not isinstance(start, str) or start not in STARTS):
-        raise UserError(f"start must be None, 'uniform' or 'normal', got {start!r}.")
+        found = repr(start) if isinstance(start, str | int | float) else f"a {type(start).__name__}"
+        raise UserError(f"start must be None, 'uniform' or 'normal', got {found}.")
     if not callable(loss) and loss not in ("ce", "kl", "cw"):
         raise unknown("loss", str(loss), ("ce", "kl", "cw"))
     if callable(loss) and not _takes_two(loss):
@@ -273,8 +274,8 @@ def check_target(target: object, y: Tensor, loss: object) -> Tensor | None:
         return None
     if loss == "kl":
         raise UserError("a target needs a loss towards a class: 'ce' or 'cw', got loss 'kl'.")
-    if type(target) is int and target >= 0:
-        return torch.full_like(y, target)
+    if isinstance(target, numbers.Integral) and not isinstance(target, bool) and int(target) >= 0:
+        return torch.full_like(y, int(target))
     if not isinstance(target, Tensor) or target.dtype != torch.int64 or target.shape != y.shape:
         found = f"{target.dtype} of shape {tuple(target.shape)}" if isinstance(target, Tensor) else repr(target)
         raise UserError(f"target must be a class number, or an int64 tensor of {len(y)} of them, got {found}.")

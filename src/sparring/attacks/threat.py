@@ -10,6 +10,7 @@ import math
 import numbers
 import re
 import sys
+from collections.abc import Sized
 from typing import Literal, TypeGuard, get_args
 
 import torch
@@ -47,6 +48,11 @@ def check_radius(name: str, value: object, norm: str = "linf") -> None:
         raise UserError(f"{name} must be a number, got the text {value!r}. Write it without quotes, for example 8/255.")
     if isinstance(value, Schedule):
         raise UserError(f"{name} must be a number, got a schedule ({value}). Give one of its values, such as 8/255.")
+    if isinstance(value, Sized):
+        raise UserError(
+            f"{name} must be one number, got a {type(value).__name__}. pgd and friendly_pgd also take a tensor: "
+            f"torch.as_tensor({name})."
+        )
     given = float(value) if is_number(value) else math.nan
     if norm == "l2":
         if not 0 < given < math.inf:

@@ -63,7 +63,7 @@ def open_subject(
     try:
         images = data.load(spec)
     except UserError as error:
-        if data_name is not None:
+        if data_name is not None or spec.startswith("own:"):  # which says its own fix
             raise
         raise UserError(
             f"{error} ({path} was trained on {spec}; if that has moved, give its place with --data.)"

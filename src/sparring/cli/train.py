@@ -158,7 +158,7 @@ def _data(wanted: Config, *, resume: bool) -> Dataset:
     try:
         return load(wanted.data)
     except UserError as error:
-        if not resume:
+        if not resume or wanted.data.startswith("own:"):  # which says its own fix
             raise
         raise UserError(f"{error} If the images have moved, give their path: --data.") from None
 

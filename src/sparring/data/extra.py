@@ -18,7 +18,8 @@ _KEYS = (("x_train", "y_train"), ("image", "label"), ("x", "y"))
 def check_extra(spec: str, fraction: float) -> None:
     """Refuse a source of extra images that is none, or a share that is none."""
     if not isinstance(spec, str) or (spec and not spec.startswith("npz:")) or spec == "npz:":
-        raise UserError(f"extra must be npz:FILE, a file with x_train and y_train, got {spec!r}.")
+        found = repr(spec) if isinstance(spec, str) else f"a {type(spec).__name__}"
+        raise UserError(f"extra must be npz:FILE, a file with x_train and y_train, got {found}.")
     if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 < fraction < 1:
         raise UserError(f"extra_fraction must lie in (0, 1), got {fraction!r}. Write for example 0.7.")
 

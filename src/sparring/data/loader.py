@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from sparring.attacks.failures import quoted
 from sparring.data.dataset import Digest, Split, as_pixels
 from sparring.data.global_random import Swapped
 from sparring.data.pixels import as_images, as_labels
@@ -119,9 +120,7 @@ def _passes(loader: DataLoader[Any], seed: int) -> Iterator[tuple[Tensor, Tensor
     if loader.generator is not None:
         loader.generator.manual_seed(seed)
     try:
-        with own:
-            batches = iter(loader)
-        number = 0
+        batches, number = drawn(loader), 0
         while True:
             with own:
                 batch = next(batches, None)
@@ -132,6 +131,20 @@ def _passes(loader: DataLoader[Any], seed: int) -> Iterator[tuple[Tensor, Tensor
     finally:
         if loader.generator is not None and kept is not None:
             loader.generator.set_state(kept)
+
+
+def drawn(loader: DataLoader[Any]) -> Iterator[Any]:
+    """The batches of a loader. What its Dataset or collate function raises is one line."""
+    number = 0
+    try:
+        for number, batch in enumerate(loader, 1):  # noqa: B007
+            yield batch
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(
+            f"batch {number + 1} of the loader cannot be read ({quoted(error)}). Check its Dataset and collate_fn."
+        ) from error
 
 
 def checked(batch: Any, where: str) -> tuple[Tensor, Tensor]:

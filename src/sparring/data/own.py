@@ -29,7 +29,7 @@ from sparring.data import items
 from sparring.data.dataset import Dataset, Images, Split, as_pixels
 from sparring.data.global_random import seeded
 from sparring.data.items import Workers
-from sparring.data.loader import Passing, checked, passing
+from sparring.data.loader import Passing, checked, drawn, passing
 from sparring.data.memory import host_room
 from sparring.data.pixels import as_images, as_labels, classes_from, count_classes
 from sparring.data.registry import load
@@ -113,6 +113,8 @@ def _two(given: Any) -> tuple[Any, Any]:
         raise UserError(f"data is a {type(given).__name__} of {len(given)} parts. Give {KINDS}.")
     if isinstance(given[0], Tensor | np.ndarray) or _is_numbers(given[1]):
         return given, None
+    if isinstance(given[0], DataLoader) and isinstance(given[1], Tensor | np.ndarray):
+        raise UserError("a DataLoader gives images and labels. Give it alone: data=loader, or data=(train, test).")
     return given[0], given[1]
 
 
@@ -197,7 +199,7 @@ def _all(loader: DataLoader[Any], limit: int | None) -> Split:
     ys: list[Tensor] = []
     count = 0
     with seeded(0):  # of its workers and samplers: the caller's random state is left alone
-        for number, batch in enumerate(loader, 1):
+        for number, batch in enumerate(drawn(loader), 1):
             x, y = checked(batch, f"batch {number} of the loader")
             xs, ys, count = [*xs, x], [*ys, y], count + len(x)
             if limit is not None and count >= limit:

@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader
 from sparring._version import __version__
 from sparring.attacks.checks import Model, check_model
 from sparring.attacks.eval_mode import eval_mode
-from sparring.attacks.threat import Norm
+from sparring.attacks.threat import Norm, refuse_tensors
 from sparring.data import Dataset, as_test_split
 from sparring.engine import on
 from sparring.errors import RunFailed, UserError
@@ -104,6 +104,7 @@ def evaluate(
     with world.together():
         protocols = find(protocol)
         attacks = unique_attacks(protocols, eps=eps, restarts=restarts, norm=norm)
+        refuse_tensors(eps=eps)
         for name, given in (("limit", limit), ("seeds", seeds), ("restarts", restarts), ("batch_size", batch_size)):
             if given is not None and type(given) is not int:
                 raise UserError(f"{name} must be a whole number, got {given!r}.")

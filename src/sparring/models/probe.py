@@ -1,7 +1,7 @@
 """Checks of a network that the package does not know, on two images, before anything is written.
 
-It must return logits in both modes, every trained parameter must be reached by their gradient, and its state must be
-tensors. Weights, statistics, modes and gradients stay as they are. The caller guards the random state.
+It must return logits in both modes, their gradient must reach the pixels and every trained parameter, and its state
+must be tensors. Weights, statistics, modes and gradients stay as they are. The caller guards the random state.
 """
 
 from __future__ import annotations
@@ -20,6 +20,14 @@ _FEW = 3  # names in a message; the rest are counted
 def check_network(model: nn.Module, *, num_classes: int, channels: int, size: tuple[int, int]) -> None:
     """Refuse a network that cannot be trained on such images, in one line."""
     what = type(model).__name__
+    for module in model.modules():
+        if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            raise UserError(
+                f"the model is wrapped in {type(module).__name__}. Give the module inside it, model.module; several "
+                "GPUs are for torchrun."
+            )
+        if isinstance(module, torch.jit.ScriptModule):
+            raise UserError("the model is TorchScript, which is not trained. Give the nn.Module that it was made from.")
     trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     if not any(True for _ in model.parameters()):
         raise UserError(f"the model ({what}) has no parameters: there is nothing to train.")
@@ -34,17 +42,22 @@ def check_network(model: nn.Module, *, num_classes: int, channels: int, size: tu
     weight = next(iter(trained.values()))
     if weight.dtype != torch.float32:
         raise UserError(f"the weights of the model ({what}) are {weight.dtype}. Call model.float(); bf16: --precision.")
-    x = torch.full((2, channels, *size), 0.5, device=weight.device, dtype=weight.dtype)
+    x = torch.full((2, channels, *size), 0.5, device=weight.device, dtype=weight.dtype).requires_grad_()
     modes = [(module, module.training) for module in model.modules()]
     try:
         for training in (False, True):
             model.train(training)
             where = "" if not training else " in train mode"
             logits = _logits(_run(model, x), num_classes, where, x.device)
-        found = torch.autograd.grad(logits.sum(), list(trained.values()), allow_unused=True)
+        pixels, *found = torch.autograd.grad(logits.sum(), [x, *trained.values()], allow_unused=True)
     finally:
         for module, training in modes:
             module.training = training
+    if pixels is None:
+        raise UserError(
+            f"no gradient of the logits reaches the pixels of the model ({what}), and attacks follow it. Take detach() "
+            "and torch.no_grad() out of its forward pass."
+        )
     unused = [name for name, gradient in zip(trained, found, strict=True) if gradient is None]
     if unused:
         raise UserError(

@@ -22,16 +22,18 @@ from sparring.attacks import Found, friendly_pgd
 from sparring.attacks.ball import Start
 from sparring.attacks.checks import (
     Model,
+    call,
     check_batch,
     check_generator,
     check_images,
+    check_logits,
     check_model,
     check_not_negative,
     check_settings,
 )
 from sparring.attacks.eval_mode import fresh_generator
 from sparring.attacks.losses import dominant
-from sparring.attacks.threat import Norm, check_norm, check_radius, step_length
+from sparring.attacks.threat import Norm, check_norm, check_radius, is_number, step_length
 from sparring.errors import UserError
 from sparring.schedules import Schedule, Scheduled
 
@@ -52,9 +54,9 @@ class Progress:
     @classmethod
     def at_fraction(cls, done: float, history: Sequence[EpochMetrics] = ()) -> Progress:
         """The place in a run of which the fraction `done` is finished; schedules must then be relative (0,1@40%)."""
-        if not isinstance(done, int | float) or not 0 <= done <= 1:
+        if not is_number(done) or not 0 <= done <= 1:
             raise UserError(f"progress must lie in [0, 1], got {done!r}. Write for example epoch / epochs.")
-        return cls(round(1 + done * _FINE, 6), _FINE, history)
+        return cls(round(1 + float(done) * _FINE, 6), _FINE, history)
 
     def value(self, schedule: Schedule) -> float:
         """What a schedule says here."""
@@ -177,7 +179,26 @@ def training_step(
     draws = fresh_generator(x) if generator is None else generator
     attacked = model.module if isinstance(model, DistributedDataParallel) else model
     found = search(attacked, x, classes, draws)
-    return Step(self.loss(model, x, found.x_adv, y), found.x_adv, found.backprops)
+    try:
+        loss = self.loss(model, x, found.x_adv, y)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:
+        _check_output(attacked, found.x_adv, y)
+        raise
+    return Step(loss, found.x_adv, found.backprops)
+
+
+@torch.no_grad()
+def _check_output(model: Model, x: Tensor, y: Tensor) -> None:
+    """Refuse a model that returns no logits in the mode it is in, or none for these targets."""
+    logits = call(model, x)
+    check_logits(logits, x, dominant(y))
+    if y.is_floating_point() and y.shape[1] != logits.shape[1]:
+        raise UserError(
+            f"soft targets are of {y.shape[1]} classes, the model has {logits.shape[1]}. Make them with "
+            f"sparring.soft_targets(y, {logits.shape[1]})."
+        )
 
 
 def check_targets(x: Tensor, y: Tensor) -> None:

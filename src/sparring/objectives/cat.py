@@ -88,7 +88,11 @@ class CAT(Attack):
 
     def k(self, progress: Progress) -> int:
         """The step count of this epoch."""
-        return mastered_steps([metrics["own"] for metrics in progress.history], self.patience, self.steps)
+        try:
+            accuracies = [metrics["own"] for metrics in progress.history]
+        except (TypeError, KeyError, IndexError):
+            raise UserError('history must hold {"own": accuracy} for every finished epoch, or be left out.') from None
+        return mastered_steps(accuracies, self.patience, self.steps)
 
     def search(self, progress: Progress) -> Search:
         """PGD-0 to PGD-k, mixed."""

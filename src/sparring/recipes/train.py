@@ -22,7 +22,7 @@ from sparring.objectives import Objective
 from sparring.recipes import find
 from sparring.training import loop, run_folder, torchrun
 from sparring.training.advice import notes
-from sparring.training.config import Config
+from sparring.training.config import Config, unused
 from sparring.training.distributed import joined, pick_device
 from sparring.training.optimisers import OWN, MakeOptimizer, check_callable
 from sparring.training.progress import TrainingBar
@@ -112,6 +112,11 @@ def train(
         changes, optimizer = changes | {"optimizer": optimizer}, None
     if optimizer is not None:
         check_callable(optimizer)
+        if idle := [name for name in unused(OWN) if name in changes]:
+            raise UserError(
+                f"{idle[0]} is a number of the optimisers by name, and yours has its own. Give it there: "
+                f"optimizer=lambda p: torch.optim.AdamW(p, ...)."
+            )
     unknown = sorted(changes.keys() - vars(config).keys())
     if unknown:
         near = did_you_mean(unknown[0], (*vars(config), *inspect.signature(train).parameters))

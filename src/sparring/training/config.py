@@ -104,7 +104,7 @@ class Config:
             raise UserError(f"objective must be an objective, got {given}. Write for example FAT(eps=8/255).")
         if type(self.normalize) is not bool:
             raise UserError(f"normalize must be True or False, got {self.normalize!r}.")
-        if self.precision not in get_args(Precision):
+        if not isinstance(self.precision, str) or self.precision not in get_args(Precision):
             raise unknown("precision", str(self.precision), get_args(Precision))
         for name in ("momentum", "weight_decay", "clip", "label_smoothing", "ema"):
             value = getattr(self, name)
@@ -144,7 +144,7 @@ class Config:
             raise UserError(f"awp must lie in [0, 1), got {self.awp}. Its authors use 0.005; 0 is no perturbation.")
         if min(self.lr.values()) < 0 or not 0 < max(self.lr.values()) < float("inf"):
             raise UserError(f"lr must be finite and positive, got {self.lr}.")
-        if self.validation_eps == "eps":
+        if isinstance(self.validation_eps, str) and self.validation_eps == "eps":
             if not self.objective.radius:
                 raise UserError(
                     f"validation_eps 'eps' is the radius of training, and {self.objective.name} has none. Give a "
@@ -226,8 +226,8 @@ def differences(one: Config, other: Config) -> list[str]:
 
 def flat_json(config: Config) -> dict[str, Any]:
     """As `flat_written`, without what the optimiser does not use: a page or a tracker states what was in force."""
-    unused = _unused(config.optimizer)
-    return {name: value for name, value in flat_written(config).items() if name not in unused}
+    idle = unused(config.optimizer)
+    return {name: value for name, value in flat_written(config).items() if name not in idle}
 
 
 def flat_written(config: Config) -> dict[str, Any]:
@@ -235,7 +235,7 @@ def flat_written(config: Config) -> dict[str, Any]:
     return _flat(to_json(config))
 
 
-def _unused(optimizer: str) -> tuple[str, ...]:
+def unused(optimizer: str) -> tuple[str, ...]:
     """The fields that mean nothing to an optimiser: one of the caller's own has numbers of its own."""
     if optimizer.startswith(OWN):
         return "momentum", "nesterov", "weight_decay", "no_decay"

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from sparring.attacks.failures import quoted
 from sparring.errors import UserError, unknown
 
 MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]  # gets the trainable parameters
@@ -70,8 +71,10 @@ def own(make: MakeOptimizer, model: nn.Module) -> torch.optim.Optimizer:
     parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     try:
         optimizer = make(list(parameters.values()))
-    except (TypeError, ValueError) as error:
-        raise UserError(f"the optimiser cannot be made of the model's parameters: {error}. {_WRITE}") from None
+    except Exception as error:
+        raise UserError(
+            f"the optimiser cannot be made of the model's parameters ({quoted(error)}). {_WRITE}"
+        ) from error
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise UserError(f"optimizer must return a torch optimiser, got {type(optimizer).__name__}. {_WRITE}")
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
