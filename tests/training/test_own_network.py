@@ -128,6 +128,14 @@ def fails(logits):
         (Net().double(), r"are torch.float64. Call model.float\(\)"),
         (lambda: 3, "must return an nn.Module, it returned an int"),
         (lambda width: Net(), "needs a parameter 'width'"),
+        (
+            lambda: nn.DataParallel(nn.Sequential(nn.Flatten(), nn.Linear(64, 10))),
+            r"DataParallel\. Give the module inside, model\.module",
+        ),
+        (
+            lambda: torch.jit.script(nn.Sequential(nn.Flatten(), nn.Linear(64, 10))),
+            r"compiled by torch\.jit\. Give the module that it was compiled from",
+        ),
     ],
 )
 def test_what_cannot_be_trained_is_refused_before_anything_is_written(tmp_path, quick, net, message):

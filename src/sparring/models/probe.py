@@ -20,6 +20,10 @@ _FEW = 3  # names in a message; the rest are counted
 def check_network(model: nn.Module, *, num_classes: int, channels: int, size: tuple[int, int]) -> None:
     """Refuse a network that cannot be trained on such images, in one line."""
     what = type(model).__name__
+    if isinstance(model, nn.DataParallel):
+        raise UserError("the model is a DataParallel. Give the module inside, model.module; several GPUs: torchrun.")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise UserError(f"the model ({what}) is compiled by torch.jit. Give the module that it was compiled from.")
     trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     if not any(True for _ in model.parameters()):
         raise UserError(f"the model ({what}) has no parameters: there is nothing to train.")
