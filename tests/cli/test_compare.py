@@ -129,6 +129,8 @@ def test_a_result_by_class_and_saved(result, tmp_path):
         Result.from_json(json.dumps(old)).per_class()
     with pytest.raises(library.UserError, match="is a folder"):
         result.save(tmp_path)
+    with pytest.raises(library.UserError, match="takes the path of a file, got int"):
+        result.save(3)
 
 
 def test_a_page_of_seeds_and_results(sparring, runs, result):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -66,6 +67,22 @@ def test_the_table_and_the_attack(sparring, images):
     assert strong["images"][0]["changed"] and strong["attack"]["eps"] == 1
     weak = json.loads(sparring("predict", "fat-digits", "plain.png", "--eps", "1e-4", "--json").out)
     assert weak["images"][0]["changed"] is False and weak["images"][0]["attacked"] == weak["images"][0]["class"]
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_long_path_is_printed_whole(sparring, images, tmp_path, monkeypatch, terminal):
+    monkeypatch.setenv("COLUMNS", "80")
+    if terminal:
+        monkeypatch.setenv("FORCE_COLOR", "1")
+    folder = tmp_path / "a-folder-with-a-rather-long-name" / "and-another-one-below-it-with-more-to-say"
+    folder.mkdir(parents=True)
+    file = (tmp_path / "plain.png").rename(folder / "plain.png").relative_to(tmp_path)
+    out = sparring("predict", "fat-digits", file, "--eps", "0.3").out
+    if terminal:  # folded inside its column
+        assert "".join(line[:28].strip() for line in re.sub(r"\x1b\[[0-9;]*m", "", out).splitlines()[1:4]) in str(file)
+        assert "…" not in out
+    else:
+        assert str(file) in out
 
 
 def test_every_kind_of_model(sparring, images, finished):

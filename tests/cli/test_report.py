@@ -174,6 +174,7 @@ def test_strips_are_of_the_most_robust_run_that_has_any(sparring, finished, tmp_
     assert asked == ["third", "second", "first"]
     text, reader = page()
     assert text.count('<figure class="strip"') == 1 and "The model is that of first, the most robust run" in reader.text
+    assert "A more robust run could not be opened: no such file: gone.npz." in reader.text
     fake_strips(monkeypatch, {"first": [], "second": [], "third": gone})
     assert sparring("report", "all").code == 0
     text, reader = page()

@@ -63,6 +63,19 @@ def test_a_stochastic_model_is_attacked_by_the_rand_version():
     assert list(record.detail["accuracy_after"]) == ["apgd-ce", "apgd-dlr"]
 
 
+@pytest.mark.parametrize("broken", [torch.nan, torch.inf])
+@pytest.mark.parametrize("images", [1, 12])
+def test_logits_that_are_not_finite_are_a_doubt(broken, images):
+    def model(x):
+        logits = net()(x).clone()
+        logits[:images] = broken
+        return logits
+
+    result = evaluate(model, *batch(12), "autoattack", eps=EPS, batch_size=12)
+    assert "logits-not-finite" in [doubt["name"] for doubt in result.doubts]
+    assert result["autoattack"].detail["version"] == "standard"
+
+
 @pytest.fixture
 def played(monkeypatch):
     """A fake pyautoattack that breaks the examples in `breaks`, {part: examples}, numbered by their first pixel."""

@@ -57,7 +57,9 @@ def test_train_takes_a_config(tmp_path):
         ("fat-digits", {"model": 3}, "got int. Write for example model=net"),
         ("fat-digits", {"init": 3}, "init must be the path of a run or a file, got int"),
         ("fat-digits", {"epoch": 3}, "have no 'epoch'. Did you mean 'epochs'.*Config has: .*epochs"),
-        ("fat-digits", {"eps": 0.1}, "Config have no 'eps'"),
+        ("fat-digits", {"eps": 0.1}, r"eps is a parameter of the objective. .* objective=FAT\(eps=0.1\)"),
+        ("fat-digits", {"progress": "no"}, "progress must be True or False, got 'no'"),
+        ("fat-digits", {"tensorboard": 1}, "tensorboard must be True or False, got 1"),
         ("fat-digits", {"device": "banana"}, "unknown device 'banana'"),
         ("fat-digits", {"engine": "slow"}, "unknown engine 'slow'"),
         (

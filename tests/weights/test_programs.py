@@ -99,3 +99,8 @@ def test_an_unknown_format_is_refused(tmp_path: Path) -> None:
     path, _ = written(tmp_path, "tiny_cnn", TINY)
     with pytest.raises(UserError, match="unknown format 'tflite'"):
         weights.export(path, tmp_path, format="tflite")  # type: ignore[arg-type]
+
+
+def test_a_module_in_place_of_a_path_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"takes the path of a run folder or a file, got Flatten\. .* model=net"):
+        weights.export(nn.Flatten(), tmp_path)  # type: ignore[arg-type]

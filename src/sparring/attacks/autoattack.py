@@ -50,7 +50,7 @@ def is_stochastic(model: Model, x: Tensor) -> bool:
     """Whether two forward passes of the same images differ by more than the order of additions explains."""
     with torch.random.fork_rng(devices=_cuda(x)):
         first, second = model(x), model(x)
-    scale = float(first.abs().max().clamp(min=1.0))
+    scale = float(first.abs().nan_to_num(nan=0.0, posinf=0.0).max().clamp(min=1.0))  # of the finite logits
     return not torch.allclose(first, second, rtol=0.0, atol=1e-4 * scale, equal_nan=True)
 
 

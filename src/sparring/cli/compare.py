@@ -15,7 +15,7 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from sparring.cli.arguments import parse
-from sparring.cli.console import Screen
+from sparring.cli.console import WIDE, Screen
 from sparring.errors import UserError
 from sparring.report.entries import Entry, expanded, is_result, open_result, open_run, run_folders
 from sparring.report.evaluations import attack_of
@@ -33,7 +33,6 @@ Examples:
   sparring compare runs/fat-digits-seed0 runs/madry-digits-seed0 mine.json
   sparring compare runs --csv"""
 _VALIDATED = "Accuracy on validation images (%), and the cost of training"
-_WIDE = 10_000  # columns of a console that no table reaches: output in a file is not wrapped
 
 
 @dataclass(frozen=True)
@@ -160,7 +159,7 @@ def _show(entries: Sequence[Entry]) -> None:
             break
     if columns and not shown:
         made = {"What differs": _settings(trained, columns), **made}
-    wide = Screen(width=max(screen.width, _WIDE if not screen.is_terminal else widest))
+    wide = Screen(width=max(screen.width, WIDE if not screen.is_terminal else widest))
     for title, table in made.items():
         screen.print(title, style="bold", highlight=False, soft_wrap=True)
         wide.print(table)
@@ -175,7 +174,7 @@ def _show(entries: Sequence[Entry]) -> None:
 
 def _width(screen: Screen, table: Table) -> int:
     """The columns that a table takes where nothing is folded."""
-    return Measurement.get(screen, screen.options.update(width=_WIDE), table).maximum
+    return Measurement.get(screen, screen.options.update(width=WIDE), table).maximum
 
 
 def _settings(rows: Sequence[_Row], columns: dict[str, str]) -> Table:

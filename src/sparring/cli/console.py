@@ -11,6 +11,8 @@ from typing import Any
 
 from rich.console import Console
 
+WIDE = 10_000  # columns of a console that no table reaches: output in a file is not wrapped
+
 
 class Screen(Console):
     """rich's console without markup, so that a [ in a path is printed as it is.

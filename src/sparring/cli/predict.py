@@ -11,14 +11,14 @@ from typing import Annotated, Any, Literal
 
 import torch
 import tyro
-from rich.table import Table
+from rich.table import Column, Table
 from torch import Tensor, nn
 
 from sparring import data, schedules, weights
 from sparring.attacks import pgd
 from sparring.attacks.threat import Norm, check_radius
 from sparring.cli.arguments import name_model, parse
-from sparring.cli.console import Screen
+from sparring.cli.console import WIDE, Screen
 from sparring.errors import UserError
 from sparring.seeds import generator
 from sparring.training import run_folder
@@ -97,7 +97,7 @@ def run(argv: list[str]) -> int:
     for note in notes:
         print(f"note: {note}")
     screen = Screen()
-    screen.print(_table(found))
+    (screen if screen.is_terminal else Screen(width=WIDE)).print(_table(found))
     if asked.eps is not None:
         changed = sum(each.changed for each in found)
         eps = schedules.radius_text(asked.eps, norm)
@@ -195,7 +195,7 @@ def _logits(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def _table(found: Sequence[Prediction]) -> Table:
-    table = Table("image", "class", "probability", box=None, pad_edge=False)
+    table = Table(Column("image", overflow="fold"), "class", "probability", box=None, pad_edge=False)
     others = max(len(each.top) for each in found) > 1
     attacked = any(each.attacked is not None for each in found)
     for title in [*(["then"] if others else []), *(["under attack"] if attacked else [])]:

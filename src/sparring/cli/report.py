@@ -257,7 +257,9 @@ def _strips(
             continue
         if paths:
             why = ", the most robust run on validation images (PGD-10, last epoch) that has such images"
-            return paths, f"The model is that of {names[folder]}{why if len(names) > 1 else ''}."
+            said = f"The model is that of {names[folder]}{why if len(names) > 1 else ''}."
+            unopened = f" A more robust run could not be opened: {why_not[0]}" if why_not else ""
+            return paths, said + unopened
     none = "no run with available data has a correctly classified test image that PGD fools before its last step."
     return [], f"No attack is shown: {why_not[0] if len(why_not) == len(names) else none}"
 

@@ -201,6 +201,8 @@ class Result:
 
     def save(self, path: Path | str) -> None:
         """Write the result as JSON; `sparring compare` and `sparring report` take the file."""
+        if not isinstance(path, str | Path):
+            raise UserError(f"save takes the path of a file, got {type(path).__name__}. Write for example 'mine.json'.")
         path = Path(path)
         if path.is_dir():
             raise UserError(f"{path} is a folder. Give a file: {path / 'result.json'}.")

@@ -6,7 +6,7 @@ import inspect
 import logging
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from sparring.data import Dataset, Passing, as_dataset, load
 from sparring.engine import EngineKind
 from sparring.errors import UserError, did_you_mean
 from sparring.models.own import Make, is_import_path
-from sparring.objectives import Objective
+from sparring.objectives import OBJECTIVES, Objective
 from sparring.recipes import find
 from sparring.training import loop, run_folder, torchrun
 from sparring.training.advice import notes
@@ -84,7 +84,8 @@ def train(
     """
     if not isinstance(out, str | Path):
         raise UserError(f"out must be the path of the run folder, got {out!r}. Write for example out='runs/a'.")
-    for flag, value in (("resume", resume), ("overwrite", overwrite), ("deterministic", deterministic)):
+    flags = {"resume": resume, "overwrite": overwrite, "deterministic": deterministic}
+    for flag, value in (flags | {"progress": progress, "tensorboard": tensorboard}).items():
         if type(value) is not bool:
             raise UserError(f"{flag} must be True or False, got {value!r}.")
     if resume and overwrite:
@@ -119,6 +120,11 @@ def train(
             )
     unknown = sorted(changes.keys() - vars(config).keys())
     if unknown:
+        if unknown[0] in {field.name for kind in OBJECTIVES.values() for field in fields(kind)}:
+            raise UserError(
+                f"{unknown[0]} is a parameter of the objective. Write for example objective=FAT({unknown[0]}="
+                f"{changes[unknown[0]]!r})."
+            )
         near = did_you_mean(unknown[0], (*vars(config), *inspect.signature(train).parameters))
         raise UserError(f"train and Config have no {unknown[0]!r}.{near} Config has: {', '.join(vars(config))}.")
     where: dict[str, Any] = {"device": str(device), "engine": str(engine)}  # a run folder keeps neither

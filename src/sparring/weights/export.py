@@ -83,6 +83,11 @@ def export(
     """
     if format not in FORMATS:
         raise unknown("format", str(format), FORMATS)
+    if not isinstance(path, str | Path):
+        raise UserError(
+            f"export takes the path of a run folder or a file, got {type(path).__name__}. Give the run that the "
+            "model is from, for example 'runs/a'; where the network is your own, also model=net."
+        )
     source = locate(Path(path), which)
     loaded = load(path, which=which, model=model)
     facts, notes = described(loaded.facts, source)
