@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import time
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.distributed import TCPStore
 from torch.utils.data import DataLoader, Sampler, TensorDataset
 
 import sparring
@@ -18,7 +20,7 @@ from sparring.cli import main
 from sparring.data import Dataset, load
 from sparring.data.stream import rows_of
 from sparring.objectives import CAT, DAT, FAT, MART, TRADES, FATForTRADES
-from sparring.training import loop, peers, run_folder, state, torchrun
+from sparring.training import distributed, loop, peers, run_folder, state, torchrun
 from sparring.training.checkpoint import checksum
 from sparring.training.config import Config
 from sparring.training.distributed import joined
@@ -398,3 +400,24 @@ def test_a_restart_continues_no_run_of_others(tmp_path):
     (said,) = (line for line in (tmp_path / "out").read_text().splitlines() if line.startswith("sparring:"))
     assert "already holds a run" in said
     assert len(run_folder.read_metrics(tmp_path / "run")) == 1
+
+
+def started_again(folder: str, port: int, counts: list[int], steps: int):
+    """A run under torchrun's store; its machines count different numbers of restarts."""
+    os.environ |= {"MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    os.environ["TORCHELASTIC_RESTART_COUNT"] = str(counts[torchrun.rank()])
+    distributed._JOIN = distributed.timedelta(seconds=20)
+    with joined(torch.device("cpu")) as world:
+        ours = world.began(Path(folder))
+        given = {"data": digits(83), "tensorboard": False, "engine": "plain", "resume": ours, "world": world}
+        with contextlib.suppress(loop.Interrupted):
+            loop.train(BASE, folder, stop=StopsAfter(steps), **given)
+        return ours, world.began(Path(folder))  # once more in the same process is no restart
+
+
+def test_machines_that_count_other_restarts_meet_again(tmp_path):
+    agent = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    run = str(tmp_path / "run")
+    assert group.run(2, started_again, run, agent.port, [0, 0], 4) == [(False, False)] * 2
+    assert group.run(2, started_again, run, agent.port, [1, 0], 99) == [(True, False)] * 2
+    assert len(run_folder.read_metrics(tmp_path / "run")) == BASE.epochs
