@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import signal
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -312,6 +313,27 @@ def test_a_stop_of_one_process_stops_all_after_the_same_step(tmp_path):
     assert [kind for kind, *_ in found] == ["Interrupted"] * 2
     assert found[0][1] == found[1][1] == "stopped in epoch 3 after step 6; saved"
     assert run_folder.open_run(tmp_path / "run").last().facts["step"] == 6
+
+
+class Terminates(Begun):
+    """A tracker that ends its process by SIGTERM; only the first process calls it."""
+
+    def step(self, *args):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def own_images(folder: str):
+    """A run on images of the caller's own, of which the first process is asked to stop."""
+    train = digits(83).train
+    own, tracker = (train.x.float() / 255, train.y), Terminates(Path(folder).parent / "begun")
+    how = {"model": Masked(), "batch_size": 20, "validation": 20, "tracker": tracker, "tensorboard": False}
+    sparring.train(objective=BASE.objective, out=folder, data=(own, own), progress=False, device="cpu", **how)
+
+
+def test_all_end_as_the_one_that_got_the_signal(tmp_path):
+    found = group.run(2, own_images, str(tmp_path / "run"), out=tmp_path / "out")
+    assert [kind for kind, *_ in found] == ["SystemExit"] * 2
+    assert (tmp_path / "out").read_text().count("note: images handed in as") == 1
 
 
 def random_loader(folder: str):
