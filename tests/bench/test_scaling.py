@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -76,3 +77,10 @@ def test_the_page_has_what_the_script_prints():
     page = (ROOT / "docs" / "scaling.md").read_text()
     assert "\n".join(script.rows()) in page
     assert "\n".join(script.imagenet()) in page
+
+
+def test_the_page_has_what_was_measured():
+    found = json.loads((ROOT / "results" / "engine" / "scaling-nccl-h200.json").read_text())["scaling"]
+    times = [found["seconds"][name] for name in ("attack", "update_alone", "update_together")]
+    row = [*(f"{1e3 * seconds:.3f} ms" for seconds in times), f"{1 - found['efficiency']:.1%}".replace("%", " %")]
+    assert f"| {' | '.join(row)} |" in (ROOT / "docs" / "scaling.md").read_text()

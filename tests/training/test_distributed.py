@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
+import signal
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.distributed import TCPStore
 from torch.utils.data import DataLoader, Sampler, TensorDataset
 
 import sparring
@@ -18,7 +21,7 @@ from sparring.cli import main
 from sparring.data import Dataset, load
 from sparring.data.stream import rows_of
 from sparring.objectives import CAT, DAT, FAT, MART, TRADES, FATForTRADES
-from sparring.training import loop, peers, run_folder, state, torchrun
+from sparring.training import distributed, loop, peers, run_folder, state, torchrun
 from sparring.training.checkpoint import checksum
 from sparring.training.config import Config
 from sparring.training.distributed import joined
@@ -312,6 +315,27 @@ def test_a_stop_of_one_process_stops_all_after_the_same_step(tmp_path):
     assert run_folder.open_run(tmp_path / "run").last().facts["step"] == 6
 
 
+class Terminates(Begun):
+    """A tracker that ends its process by SIGTERM; only the first process calls it."""
+
+    def step(self, *args):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def own_images(folder: str):
+    """A run on images of the caller's own, of which the first process is asked to stop."""
+    train = digits(83).train
+    own, tracker = (train.x.float() / 255, train.y), Terminates(Path(folder).parent / "begun")
+    how = {"model": Masked(), "batch_size": 20, "validation": 20, "tracker": tracker, "tensorboard": False}
+    sparring.train(objective=BASE.objective, out=folder, data=(own, own), progress=False, device="cpu", **how)
+
+
+def test_all_end_as_the_one_that_got_the_signal(tmp_path):
+    found = group.run(2, own_images, str(tmp_path / "run"), out=tmp_path / "out")
+    assert [kind for kind, *_ in found] == ["SystemExit"] * 2
+    assert (tmp_path / "out").read_text().count("note: images handed in as") == 1
+
+
 def random_loader(folder: str):
     """A loader whose order is beyond the run's reach."""
     data = digits(83)
@@ -398,3 +422,24 @@ def test_a_restart_continues_no_run_of_others(tmp_path):
     (said,) = (line for line in (tmp_path / "out").read_text().splitlines() if line.startswith("sparring:"))
     assert "already holds a run" in said
     assert len(run_folder.read_metrics(tmp_path / "run")) == 1
+
+
+def started_again(folder: str, port: int, counts: list[int], steps: int):
+    """A run under torchrun's store; its machines count different numbers of restarts."""
+    os.environ |= {"MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    os.environ["TORCHELASTIC_RESTART_COUNT"] = str(counts[torchrun.rank()])
+    distributed._JOIN = distributed.timedelta(seconds=20)
+    with joined(torch.device("cpu")) as world:
+        ours = world.began(Path(folder))
+        given = {"data": digits(83), "tensorboard": False, "engine": "plain", "resume": ours, "world": world}
+        with contextlib.suppress(loop.Interrupted):
+            loop.train(BASE, folder, stop=StopsAfter(steps), **given)
+        return ours, world.began(Path(folder))  # once more in the same process is no restart
+
+
+def test_machines_that_count_other_restarts_meet_again(tmp_path):
+    agent = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    run = str(tmp_path / "run")
+    assert group.run(2, started_again, run, agent.port, [0, 0], 4) == [(False, False)] * 2
+    assert group.run(2, started_again, run, agent.port, [1, 0], 99) == [(True, False)] * 2
+    assert len(run_folder.read_metrics(tmp_path / "run")) == BASE.epochs

@@ -229,6 +229,6 @@ def _own(data: Any, changes: dict[str, Any]) -> tuple[Dataset, dict[str, Any]]:
                 f"batch_size is {changes['batch_size']}, and the loader's batches of {size} are used as they come. "
                 "Leave out batch_size."
             )
-    if name.startswith("own:") and not isinstance(data, Dataset):
+    if name.startswith("own:") and not isinstance(data, Dataset) and torchrun.rank() == 0:
         print(f"note: {images.note}.", file=sys.stderr)
     return images, changes

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import gc
 import hashlib
-import itertools
 import json
 import logging
 import os
 import socket
 import time
+import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -202,15 +202,18 @@ class World:
             tensor.copy_(here)
 
     def began(self, folder: Path) -> bool:
-        """Whether these processes have begun or continued the run in a folder, before torchrun started them again."""
-        if self.peers is None or not torchrun.attempt():
+        """Whether the run in a folder is one that torchrun's processes began, before it started them again as these."""
+        if self.peers is None:
             return False
-        return bool(self.from_first(self.first and _server(self.rank, self.size).check([_began(folder)])))
+        before = ""
+        if self.first and (server := _server(self.rank, self.size)).check([_began(folder)]):
+            before = server.get(_began(folder)).decode()
+        return bool(self.from_first(before not in ("", _process())))
 
     def begins(self, folder: Path) -> None:
         """Remember, beyond a restart of the processes, that the run in a folder is theirs."""
         if self.peers is not None and self.first:
-            _server(self.rank, self.size).set(_began(folder), "1")
+            _server(self.rank, self.size).set(_began(folder), _process())
 
     def _waiting(self, collective: Any) -> None:
         try:
@@ -325,9 +328,6 @@ def _quiet_unless(first: bool) -> Iterator[None]:
         log.setLevel(before)
 
 
-_groups = itertools.count()  # groups of this process, one after the other
-
-
 @cache
 def _server(rank: int, size: int) -> Any:
     """The store through which the processes find each other: torchrun's, or one of the first process."""
@@ -362,21 +362,39 @@ def _reach(host: str, port: int) -> None:
 def _store(rank: int, size: int) -> Any:
     """Names in the store for one group, once all processes are there.
 
-    torchrun's store outlives a restart, and a process may train twice.
+    torchrun's store outlives a restart, and a process may train twice. Machines may count different numbers of
+    restarts. So the first process names every group anew, and the others wait until it has counted them in.
     """
     from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # not in every build
 
-    store = PrefixStore(f"sparring/{torchrun.attempt()}/{next(_groups)}", _server(rank, size))
-    store.set(f"here/{rank}", "1")
+    server, name, end = _server(rank, size), uuid.uuid4().hex, time.monotonic() + _JOIN.total_seconds()
+    here, missing = [f"here/{other}" for other in range(size)], 0
     try:
-        store.wait([f"here/{other}" for other in range(size)], _JOIN)
-    except RuntimeError:
-        missing = [other for other in range(size) if not store.check([f"here/{other}"])]
-        raise _alone_in(
-            f"process {missing[0] if missing else 0} of {size} has not come within {_JOIN.total_seconds() / 60:g} "
-            "minutes. Its own output says why."
-        ) from None
-    return store
+        if rank == 0:
+            server.set("sparring/group", name)
+        while time.monotonic() < end:
+            if server.check(["sparring/group"]):  # until the first process comes, that of processes that have ended
+                store = PrefixStore(f"sparring/{server.get('sparring/group').decode()}", server)
+                store.set(here[rank], name)
+                if rank == 0 and store.check(here):
+                    store.set("all", " ".join(store.get(key).decode() for key in here))
+                if store.check(["all"]) and name in store.get("all").decode():
+                    return store
+            time.sleep(0.1)
+        if server.check(["sparring/group"]):
+            missing = next((other for other in range(size) if not store.check([here[other]])), 0)
+    except RuntimeError:  # the store ended with the process that held it
+        raise Lost() from None
+    raise _alone_in(
+        f"process {missing} of {size} has not come within {_JOIN.total_seconds() / 60:g} minutes. Its own output says "
+        "why."
+    )
+
+
+@cache
+def _process() -> str:
+    """A name of this process, unlike that of one before it."""
+    return uuid.uuid4().hex
 
 
 def _began(folder: Path) -> str:

@@ -46,7 +46,7 @@ from sparring.models import own
 from sparring.objectives import Progress
 from sparring.schedules import constant
 from sparring.seeds import Draw, batch_generator
-from sparring.training import run_folder
+from sparring.training import run_folder, signals
 from sparring.training.all_reduce import Mean
 from sparring.training.checkpoint import checksum
 from sparring.training.config import Config, model_facts
@@ -218,6 +218,9 @@ def train(
             except Interrupted as interrupted:
                 with world.together():  # no process leaves before the first has written
                     saver.finish()
+                heard = max(int(number) for number in world.texts(str(signals.last())))
+                if heard and not signals.last():  # all end as the one does that was asked to
+                    signals.note(heard)
                 interrupted.elsewhere = None if not world.grouped else not world.first
                 raise
             world.synchronise(unexchanged(state.model))

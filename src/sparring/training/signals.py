@@ -19,6 +19,11 @@ def note(number: int) -> None:
     _received.append(number)
 
 
+def last() -> int:
+    """The number of the last signal that asked this process to stop; 0 for none."""
+    return _received[-1] if _received else 0
+
+
 def by_ctrl_c() -> bool:
     """Whether it was Ctrl-C that last asked the process to stop; so it was where no signal is known."""
     return not _received or _received[-1] == signal.SIGINT

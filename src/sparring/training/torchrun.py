@@ -32,11 +32,6 @@ def size() -> int:
     return number("WORLD_SIZE") if launched() else 1
 
 
-def attempt() -> int:
-    """How often torchrun has started the processes again after one of them failed."""
-    return number("TORCHELASTIC_RESTART_COUNT", 0) if launched() else 0
-
-
 def again() -> list[str]:
     """The words that start as many processes again; on several machines, those of this one."""
     here = number("LOCAL_WORLD_SIZE", 1)
