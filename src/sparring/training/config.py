@@ -78,8 +78,8 @@ class Config:
     """Radius of the PGD-10 (step eps/4) that measures robust accuracy on them, in the norm of training; "eps" is the
     largest radius of training."""
     precision: Precision = "fp32"
-    """Of gradients and activations in the fast engine; weights and verdicts are fp32, and so is the plain engine. fp8:
-    attacks on ResNets and wide ResNets in eight bits, on GPUs that have it; updates, and what cannot be fp8, are bf16 then."""
+    """Of gradients and activations in the fast engine; weights and verdicts are fp32, and so is the plain engine. With
+    fp8, attacks on ResNets and wide ResNets run in eight bits on GPUs that have them; everything else is bf16."""
     sync_bn: bool = False
     """Of several processes: take batch-norm's statistics over all of them, on the plain engine; else over each's own
     images."""
