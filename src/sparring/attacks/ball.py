@@ -23,12 +23,17 @@ START_SIGMA = 0.001  # standard deviation of the "normal" start, in [0, 1] pixel
 def project(x_adv: Tensor, x: Tensor, eps: Radius, norm: Norm = "linf") -> Tensor:
     """`x_adv` put into the eps-ball around `x` and then into [0, 1]; for L-infinity this is the nearest point."""
     if norm == "linf":
-        return torch.minimum(torch.maximum(x_adv, x - eps), x + eps).clamp(0.0, 1.0)
+        return torch.clamp(x_adv, *corners(x, eps))
     shift = x_adv - x
     length = lengths(shift)
     outside = length > eps
     shrink = torch.where(outside, eps / torch.where(outside, length, 1.0), 1.0)
     return torch.where(outside, x + shift * shrink, x_adv).clamp(0.0, 1.0)
+
+
+def corners(x: Tensor, eps: Radius) -> tuple[Tensor, Tensor]:
+    """The lowest and the highest point of the L-infinity ball in [0, 1]: it is the box between them."""
+    return (x - eps).clamp(min=0.0), (x + eps).clamp(max=1.0)
 
 
 def steepest(gradient: Tensor, norm: Norm = "linf") -> Tensor:

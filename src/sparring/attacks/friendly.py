@@ -24,7 +24,7 @@ from sparring.attacks.checks import (
 )
 from sparring.attacks.eval_mode import eval_mode, fresh_generator
 from sparring.attacks.losses import InnerLoss, Loss
-from sparring.attacks.pgd import Found, Iterate, first_point, pgd_loop
+from sparring.attacks.pgd import Found, Iterate, at_rows, first_point, pgd_loop
 from sparring.attacks.threat import Norm, Radius, StepSize, settle
 
 
@@ -37,8 +37,8 @@ class TauLeft:
     def __call__(self, at: Iterate) -> Tensor:
         """Whether each active example stops here."""
         wrong = at.logits.argmax(dim=1) != at.y
-        stops = wrong & (self.left[at.rows] == 0)
-        self.left[at.rows] -= wrong.long()
+        stops = wrong & (at_rows(self.left, at.rows) == 0)
+        self.left.index_add_(0, at.rows, wrong.to(self.left.dtype), alpha=-1)
         return stops
 
 

@@ -27,9 +27,12 @@ def rounded(count: int, batch: int) -> int:
 
 def filled(tensor: Tensor, size: int) -> Tensor:
     """The tensor with its first rows repeated behind it, `size` rows in all."""
-    if tensor.shape[0] == size:
+    count = tensor.shape[0]
+    if count == size:
         return tensor
-    return tensor[torch.arange(size, device=tensor.device) % tensor.shape[0]]
+    if size <= 2 * count:
+        return torch.cat([tensor, tensor[: size - count]])
+    return tensor[torch.arange(size, device=tensor.device) % count]
 
 
 def run(model: Model, here: Tensor, batch: int, *, gradients: bool) -> tuple[Tensor, Tensor, Back | None]:

@@ -49,12 +49,17 @@ class Iterate:
 
     step: int  # steps taken to come here
     rows: Tensor  # the examples' numbers in the batch
-    x: Tensor  # their natural images
-    y: Tensor
+    images: Tensor  # the natural images of the whole batch
+    y: Tensor  # labels of the active examples
     point: Tensor  # x_adv, filled up to a whole size; gradients are taken with respect to it
     output: Tensor  # of the model there, with its graph; of a model in two passes a leaf
     inner: InnerLoss
     back: Back | None = None  # the backward pass of a model in two passes
+
+    @cached_property
+    def x(self) -> Tensor:
+        """Their natural images."""
+        return at_rows(self.images, self.rows)
 
     @property
     def x_adv(self) -> Tensor:
@@ -128,22 +133,29 @@ def pgd_loop(
         project: whether a step is put back into the eps-ball; [0, 1] always holds.
     """
     most, budget = (int(steps.max()), steps) if isinstance(steps, Tensor) else (int(steps), None)
-    x_adv, backprops = start.clone(), torch.zeros_like(y)
+    x_adv, backprops = start.clone(), torch.zeros_like(y)  # of an example: written when it stops
     rows = torch.arange(len(x), device=x.device)
-    here, natural, label = start, x, y  # of the active examples: row i belongs to example rows[i]
+    here = start  # where the active examples are: row i belongs to example rows[i]
+    low, high = ball.corners(x, eps) if project and norm == "linf" else (None, None)
     fills = len(x) if stop is not None and hook is None and x.device.type == "cpu" else 0
-    for step in range(most if hook is None else most + 1):
+
+    def keep(going: Tensor) -> tuple[Tensor, Tensor]:
+        x_adv.index_copy_(0, rows, here)  # for those that stop here; the others write theirs again
+        backprops.index_fill_(0, rows, step)
+        return rows.index_select(0, going), here.index_select(0, going)
+
+    for step in range(most + 1):
         kicks = noise() if noise is not None and step < most else None
-        if budget is not None:
-            rows, here, natural, label = _keep(torch.nonzero(budget[rows] > step)[:, 0], rows, here, natural, label)
-            if len(rows) == 0:
-                break
+        if budget is not None and step < most:
+            rows, here = keep(torch.nonzero(at_rows(budget, rows) > step)[:, 0])
+        if len(rows) == 0 or (step == most and hook is None):
+            break
         point, output, back = run(model, here, fills, gradients=step < most)
-        at = Iterate(step, rows, natural, label, point, output, loss, back)
+        at = Iterate(step, rows, x, at_rows(y, rows), point, output, loss, back)
         if hook is not None:
             hook(at)
-            if step == most:
-                break
+        if step == most:
+            break
         if stop is None:
             gradient = at.gradient
         else:
@@ -152,19 +164,26 @@ def pgd_loop(
                 break
             gradient = at.gradient_of(going)
             if len(going) < len(rows):
-                rows, here, natural, label = _keep(going, rows, here, natural, label)
+                rows, here = keep(going)
         way = ball.steepest(gradient, norm) if direction is None else direction(gradient, rows)
-        here = here + of_rows(step_size, rows) * way
+        length = of_rows(step_size, rows)
+        here = here + length * way if isinstance(length, Tensor) else torch.add(here, way, alpha=float(length))
         if kicks is not None:
-            here = here + kicks[rows]
-        here = ball.project(here, natural, of_rows(eps, rows), norm) if project else here.clamp(0.0, 1.0)
-        x_adv = here if len(rows) == len(x) else x_adv.index_copy(0, rows, here)  # not in place: a hook may hold it
-        backprops = backprops + 1 if len(rows) == len(x) else backprops.index_add(0, rows, torch.ones_like(rows))
+            here = here + at_rows(kicks, rows)
+        if low is not None and high is not None:
+            here = torch.clamp(here, at_rows(low, rows), at_rows(high, rows))
+        elif project:
+            here = ball.project(here, at_rows(x, rows), of_rows(eps, rows), norm)
+        else:
+            here = here.clamp(0.0, 1.0)
+    x_adv.index_copy_(0, rows, here)
+    backprops.index_fill_(0, rows, step)
     return Found(x_adv.detach(), backprops)
 
 
-def _keep(which: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
-    return tuple(tensor[which] for tensor in tensors)
+def at_rows(tensor: Tensor, rows: Tensor) -> Tensor:
+    """The entries of these rows, which are in order and each there once: of all rows, the tensor itself."""
+    return tensor if len(rows) == len(tensor) else tensor.index_select(0, rows)
 
 
 def first_point(
