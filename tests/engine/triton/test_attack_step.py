@@ -13,7 +13,7 @@ from torch import nn
 
 pytest.importorskip("triton", reason="the kernels need Triton, which pip install -e '.[dev]' brings on Linux")
 if torch.cuda.is_available():
-    pytest.skip("for the interpreter; on CUDA run benchmarks/gpu_engine_check.py", allow_module_level=True)
+    pytest.skip("for the interpreter; on CUDA run benchmarks/check_engine.py", allow_module_level=True)
 
 from sparring.engine.attack.active_set import ActiveSet
 from sparring.engine.attack.folded import ConvUnit, fold
