@@ -28,7 +28,7 @@ def images() -> tuple[Tensor, Tensor]:
 
 @pytest.fixture(scope="module")
 def robust() -> nn.Module:
-    return networks.robust()
+    return networks.robust(2)
 
 
 class Masked(nn.Module):
