@@ -138,6 +138,7 @@ HOUSE: dict[str, list[str]] = {
         "validation",
         "gpu_sharing",
         "resume",
+        "opening",
         "loop",
     ],
     "weights": [

@@ -118,6 +118,11 @@ class World:
         return self.group is not None
 
     @property
+    def elsewhere(self) -> bool | None:
+        """Of an error that all processes find: whether another one reports it."""
+        return None if not self.grouped else not self.first
+
+    @property
     def share(self) -> Share:
         """The part of every batch that is this process's."""
         return Share(self.rank, self.size)

@@ -33,7 +33,6 @@ from sparring.data import (
     Passing,
     Split,
     Training,
-    cannot_seek,
     count_steps,
     load,
     training_batches,
@@ -41,24 +40,23 @@ from sparring.data import (
 from sparring.engine import Engine
 from sparring.engine.update.exchange import statistics
 from sparring.errors import RunFailed, unknown
-from sparring.files.digests import chained
 from sparring.models import own
 from sparring.objectives import Progress
 from sparring.schedules import constant
 from sparring.seeds import Draw, batch_generator
-from sparring.training import run_folder, signals
+from sparring.training import signals
 from sparring.training.all_reduce import Mean
-from sparring.training.checkpoint import checksum
 from sparring.training.config import Config, model_facts
 from sparring.training.config import to_json as config_json
 from sparring.training.distributed import ALONE, World
-from sparring.training.held_folder import claimed
 from sparring.training.images import images_of
 from sparring.training.initial import Initial, begin_from
+from sparring.training.opening import look, opened
 from sparring.training.optimisers import OWN, MakeOptimizer, numbers
-from sparring.training.resume import continued, read_initial
+from sparring.training.resume import read_initial
+from sparring.training.run_folder import RunFolder
 from sparring.training.start import begin, check_parts, engine_for, own_draws, soft
-from sparring.training.state import NoSaver, Saver, State, Tally, restore
+from sparring.training.state import NoSaver, Saver, State
 from sparring.training.sync_bn import separate
 from sparring.training.trackers import Trackers, follow
 from sparring.training.tracking import Tracker
@@ -144,55 +142,38 @@ def train(
         training, held = images.training, images.held
         steps = count_steps(training, config.batch_size)
         facts = model_facts(config, data)
-        there, goes_on = (resume and (folder / name).exists() for name in (run_folder.CONFIG, run_folder.LAST))
+        found = look(folder, resume=resume)
     world.agree({"version": __version__, "configuration": config_json(config), "data": images.fingerprint})
-    world.agree({"run folder": [str(folder.absolute()), there, goes_on]})
+    world.agree({"run folder": [str(folder.absolute()), found.run, found.checkpoint]})
     with world.together():
-        state = begin(config, facts, device, model=model, optimizer=optimizer, fetch=not goes_on)
+        state = begin(config, facts, device, model=model, optimizer=optimizer, fetch=not found.checkpoint)
         if optimizer is not None:
             rate = constant(float(state.optimizer.param_groups[0]["lr"])) if own_lr else config.lr
             config = replace(config, optimizer=f"{OWN}{type(state.optimizer).__name__}", lr=rate, nesterov=False)
         check_parts(state.model, training, config, world)
-        started = None if goes_on or not config.init else read_initial(initial, config.init)
+        started = None if found.checkpoint or not config.init else read_initial(initial, config.init)
         if started is not None and (note := begin_from(started, state.model, data.num_classes)):
             say(note)
     world.agree({"optimiser": [type(state.optimizer).__name__, numbers(state.optimizer)]})
-    given = run_folder.RunFolder(folder, config, recipe, images.fingerprint, started.digest if started else "")
+
     with ExitStack() as held_open:
         held_open.enter_context(engines.on(device))
         held_open.enter_context(engines.deterministic(deterministic))
-        with world.together():
-            if world.first:  # after every check that needs no folder
-                given = replace(given, still=held_open.enter_context(claimed(folder)).check)
-            said: list[str] = []  # told once nothing is left to refuse
-            run = replace(continued(given, initial, renewed, said.append), still=given.still) if there else given
-            if there and (note := run.begins_anew()):
-                said.append(note)
-            saved = run.last(device) if there else None
-            if saved is not None:
-                restore(state, saved)
-                if state.step and not images.seekable:
-                    raise cannot_seek()
-                # Written just before the other: after a crash between the two it is newer, and then the one to beat.
-                state.best = run.best() or state.best
-        if world.grouped:
-            place = [state.epoch, state.step, run.config.epochs]
-            world.agree({"weights": checksum(state.model.state_dict()), "place in training": place})
-        with world.together():  # nothing is written before every process has read
-            if world.first:
-                if there:
-                    run.checked_metrics(state.epoch - 1, state.history)
-                    run_folder.read_environment(folder)
-                    for line in said:
-                        say(line)
-                    run = run_folder.keep_config(run)
-                else:
-                    how: dict[str, Any] = {"images": given.images, "init": given.init, "overwrite": overwrite}
-                    run = run_folder.create(folder, config, recipe, **how, still=given.still)
-                world.begins(folder)
-                run.keep_metrics(state.epoch - 1, state.history)
-                exact = {"deterministic": True} if deterministic else {}
-                run_folder.note_environment(folder, device, **exact, **world.record(synchronised=config.sync_bn))
+        run, saved = held_open.enter_context(
+            opened(
+                RunFolder(folder, config, recipe, images.fingerprint, started.digest if started else ""),
+                found,
+                state,
+                overwrite=overwrite,
+                seekable=images.seekable,
+                initial=initial,
+                renewed=renewed,
+                say=say,
+                device=device,
+                record=({"deterministic": True} if deterministic else {}) | world.record(synchronised=config.sync_bn),
+                world=world,
+            )
+        )
         history = world.from_first(run.metrics() if world.first else [])
         if config.init and facts["normalize"]:  # the layer came with the weights
             facts["normalize"] = [state.model.get_buffer(f"normalize.{n}").flatten().tolist() for n in ("mean", "std")]
@@ -203,25 +184,17 @@ def train(
         world.agree({"engine": [type(parts.step).__name__, parts.head.partition(" (")[0], deterministic]})
         if saved is not None and parts.average is not None:
             parts.average.restore(saved.part("average"))
-
-        saver: Saver | NoSaver = NoSaver()
-        if world.first:
-            saver = held_open.enter_context(Saver(run, state, facts, parts.average))
-        followers.begin(
-            config, steps=steps, epoch=state.epoch, engine=parts.line + (", deterministic" if deterministic else "")
-        )
+        saver = held_open.enter_context(Saver(run, state, facts, parts.average)) if world.first else NoSaver()
+        line = parts.line + (", deterministic" if deterministic else "")
+        followers.begin(config, steps=steps, epoch=state.epoch, engine=line)
         held_open.callback(followers.end)
+
         while state.epoch <= config.epochs:
             try:
                 with parts.tuned():
                     one_epoch(state, config, parts, training, steps, history, saver.save, followers, stop, world)
             except Interrupted as interrupted:
-                with world.together():  # no process leaves before the first has written
-                    saver.finish()
-                heard = max(int(number) for number in world.texts(str(signals.last())))
-                if heard and not signals.last():  # all end as the one does that was asked to
-                    signals.note(heard)
-                interrupted.elsewhere = None if not world.grouped else not world.first
+                _stop_together(interrupted, saver, world)
                 raise
             world.synchronise(unexchanged(state.model))
             judged = parts.judged()
@@ -229,18 +202,26 @@ def train(
                 record = world.from_first(_record(state, config, judged, held, history, world))
             history = [*history, record]
             is_best = state.best is None or _score(record) > _score(state.best)
-            state.epoch, state.step, state.tally = state.epoch + 1, 0, Tally.empty(device)
-            state.history = chained(state.history, record)
+            state.close_epoch(record, best=is_best)
             with world.together():
                 if world.first:
                     run.record(record)
                 if is_best:
-                    state.best = record
                     saver.keep(judged.model, record)
                 if state.epoch > config.epochs or saver.idle > SAVE_AT_ENDS or not images.seekable:
                     saver.save()
             followers.epoch(record, best=is_best)
         return parts.judged().model.eval()
+
+
+def _stop_together(interrupted: Interrupted, saver: Saver | NoSaver, world: World) -> None:
+    """Let every process end as the one does that was asked to, once the first has written."""
+    with world.together():
+        saver.finish()
+    heard = max(int(number) for number in world.texts(str(signals.last())))
+    if heard and not signals.last():
+        signals.note(heard)
+    interrupted.elsewhere = world.elsewhere
 
 
 def one_epoch(
@@ -279,7 +260,7 @@ def one_epoch(
 
         def diverged(step: int, lr: float = lr) -> Diverged:
             error = Diverged(state.epoch, step, lr, str(config.lr))
-            error.elsewhere = None if not world.grouped else not world.first  # all processes find the same
+            error.elsewhere = world.elsewhere
             return error
 
         draws = batch_generator(device, config.seed, Draw.ATTACK, *place, part=batch.part, of=batch.of)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from sparring.engine import WeightAverage
 from sparring.errors import UserError
+from sparring.files.digests import chained
 from sparring.files.json_text import Damaged
 from sparring.models.keys import in_words, masks, not_finite, problems, shapes_of
 from sparring.training import optimiser_state, run_folder
@@ -51,6 +52,13 @@ class State:
     classes: int = 0  # of the model's output
     made: list[dict[str, Any]] | None = None  # settings that a caller's own optimiser began with; None for a named one
     history: str = ""  # digest of the records of the epochs before
+
+    def close_epoch(self, record: dict[str, Any], *, best: bool) -> None:
+        """Go on to the next epoch, once this one has its record; `best`: it is the one to beat."""
+        self.epoch, self.step, self.tally = self.epoch + 1, 0, Tally.empty(self.tally.loss.device)
+        self.history = chained(self.history, record)
+        if best:
+            self.best = record
 
 
 File = tuple[str, dict[str, Tensor], dict[str, Any]]  # name, tensors, facts
