@@ -1,8 +1,8 @@
-"""Time of training FAT on digits over that of Madry, as the demo trains them, on a CPU.
+"""Time of training FAT on digits over that of Madry on a CPU: as the demo trains them, and by the digits recipes.
 
-    python benchmarks/bench_cpu_saving.py [--threads 2] [--out OUT.json]
+    python benchmarks/bench_cpu_saving.py [--threads 2] [--recipes] [--out OUT.json]
 
-Both train in turn, epoch by epoch, in one process with the settings of the command. With one thread the clock is the
+All train in turn, epoch by epoch, in one process with the settings of the command. With one thread the clock is the
 CPU time of the process; with more it is the wall clock, and the machine must be idle. Prints seconds in the attack, the
 update and altogether, and FAT's over Madry's.
 """
@@ -21,6 +21,7 @@ cpu_early.start()
 
 import torch  # noqa: E402
 
+from sparring.cli import demo  # noqa: E402
 from sparring.data import count_batches, hold_out, load  # noqa: E402
 from sparring.engine import Engine  # noqa: E402
 from sparring.objectives import FAT  # noqa: E402
@@ -67,17 +68,17 @@ class Timed:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--recipes", action="store_true", help="batches of 64 and 15 epochs, tau 1 and 2")
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
     torch.set_num_threads(asked.threads)
     clock = time.process_time if asked.threads == 1 else time.perf_counter
-    methods = {
-        "Madry": digits.MADRY,
-        "FAT, tau 1": replace(digits.FAT, objective=FAT(**digits.ATTACK, tau=1)),
-        "FAT, tau 2": digits.FAT,
-    }
+    madry, taus = (digits.MADRY, (1, 2)) if asked.recipes else (demo.TRIALS["Madry"][0], (demo.FRIENDLY.tau, 1, 2))
+    methods = {"Madry": madry}
+    for tau in taus:
+        methods[f"FAT, tau {tau}"] = replace(madry, objective=FAT(**digits.ATTACK, tau=tau))
     runs = {name: Timed(config, clock) for name, config in methods.items()}
-    for number in range(1, digits.MADRY.epochs + 1):
+    for number in range(1, madry.epochs + 1):
         for run in runs.values():
             run.epoch(number)
     found = {}
@@ -85,10 +86,10 @@ def main() -> None:
         ratio = run.seconds["all"] / runs["Madry"].seconds["all"]
         found[name] = {"backprops": run.backprops, "seconds": run.seconds, "of_madry": ratio}
         parts = ", ".join(f"{part} {seconds:.2f} s" for part, seconds in run.seconds.items())
-        print(f"{name:10} {run.backprops:5.2f} BPs: {parts}; {ratio:.3f} of Madry's")
+        print(f"{name:24} {run.backprops:5.2f} BPs: {parts}; {ratio:.3f} of Madry's")
     if asked.out is not None:
         where = run_folder.environment(CPU) | {"threads": asked.threads}
-        command = f"python benchmarks/bench_cpu_saving.py --threads {asked.threads}"
+        command = f"python benchmarks/bench_cpu_saving.py --threads {asked.threads}{' --recipes' * asked.recipes}"
         asked.out.write_text(json.dumps({"n": 1, **where, "command": command, "methods": found}, indent=1) + "\n")
 
 
