@@ -42,8 +42,8 @@ Examples:
 PROTOCOL = "mart"  # PGD-20 and C&W-30 in steps of eps/10, uniform start
 # Column of the table -> attack.
 ATTACKS = {"Natural": "natural", "FGSM": "fgsm", "PGD-20": "pgd20", "C&W": "cw30"}
-# The digits recipes in larger batches, and FAT with a growing tau: a step on 8x8 images has a fixed cost, which a larger
-# batch pays less often, so that fewer backward passes are less time on a CPU as well (benchmarks/bench_cpu_saving.py).
+# The digits recipes in larger batches, FAT with a growing tau. A step on 8x8 images has a fixed cost, which a larger
+# batch pays less often: so fewer backward passes take less time on a CPU as well (benchmarks/bench_cpu_saving.py).
 EPOCHS = 20
 FRIENDLY = FAT(**digits.ATTACK, tau="0,1@40%,2@75%")
 TRIALS = {
