@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sparring.paper.specs.fastat_published import METHODS
+from sparring.paper.specs.fastat_published import CIFAR10
 from sparring.paper.specs.item import Item, Robustness, Row
 from sparring.recipes import cifar10
 from sparring.schedules import parse
@@ -67,7 +67,7 @@ FASTAT = Item(
     ),
     lite=f"{LITE_EPOCHS} epochs, the average of the weights shortened in proportion (0.997; fast recipe 0.99)",
     columns=COLUMNS,
-    others=METHODS,
+    others=CIFAR10,
     note="Ours: peak learning rate 0.2 (theirs 0.1), label smoothing where the row says so, bf16. The fast recipe has "
     "its own schedule: 45 epochs, batch 256, K 5.",
 )
