@@ -23,6 +23,8 @@ TABLE = [
     ("figure-svhn", 4 / 255, U, [("fgsm", 4 / 255, 1, 4 / 255, "ce"), ("pgd20", 4 / 255, 20, 2 / 255, "ce"),
                                  ("pgd100", 4 / 255, 100, 2 / 255, "ce"), ("cw30", 4 / 255, 30, 2 / 255, "cw"),
                                  ("pgd20-2eps", E8, 20, 2 / 255, "ce")]),
+    ("figure-twice", 16 / 255, U, [("pgd20", 16 / 255, 20, 2 / 255, "ce"), ("cw30", 16 / 255, 30, 2 / 255, "cw"),
+                                   ("autoattack", 16 / 255, 0, 0.0, "autoattack")]),
     ("tau", E8, U, [("fgsm", E8, 1, E8, "ce"), ("pgd10", E8, 10, 0.003, "ce"), ("pgd20", E8, 20, 0.003, "ce"),
                     ("pgd100", E8, 100, 0.003, "ce"), ("cw30", E8, 30, 0.003, "cw")]),
     ("fastat", E8, U, [("pgd10", E8, 10, 2 / 255, "ce"), ("pgd20", E8, 20, 2 / 255, "ce"),
@@ -38,7 +40,8 @@ def test_settings_are_those_of_the_paper_and_its_code(name, eps, start, attacks)
     assert protocol.eps == eps
     found = [(attack.name, settle(attack, eps=eps)) for attack in protocol.attacks]
     assert found == [
-        (attack, Settings(radius, steps, step, loss, start)) for attack, radius, steps, step, loss in attacks
+        (attack, Settings(radius, steps, step, loss, None if loss == "autoattack" else start))
+        for attack, radius, steps, step, loss in attacks
     ]
 
 

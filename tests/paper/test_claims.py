@@ -111,3 +111,46 @@ def test_several_lines_and_those_with_too_few_points():
     assert by_radius("Net", {"Madry": lines["Madry"]}) == by_radius("Net", {"tau 0": lines["tau 0"]}) == ""
     without = {label: {x: {"natural": p["natural"]} for x, p in line.items()} for label, line in lines.items()}
     assert by_radius("Net", without) == ""
+
+
+RADII = (0.03, 0.09, 0.15)
+
+
+def strong(pgd20, cw30, autoattack):
+    """A line by radius."""
+    rows = zip(RADII, pgd20, cw30, autoattack, strict=True)
+    return {radius: point(pgd20=a, cw30=b, autoattack=c) for radius, a, b, c in rows}
+
+
+MADRY = strong((10, 25, 20), (10, 24, 19), (9, 22, 18))
+
+
+@pytest.mark.parametrize(
+    ("lines", "finding"),
+    [
+        ([strong((5, 20, 28), (5, 19, 27), (4, 18, 25))], "confirmed (1 of 1 line ahead"),
+        ([strong((5, 20, 28), (5, 19, 22), (4, 18, 20))], "not confirmed beyond PGD-20 (0 of 1 line "),
+        ([strong((5, 20, 28), (5, 19, 27), (4, 18, 22.5))], "not confirmed beyond PGD-20"),  # within the noise
+        ([strong((5, 20, 25), (5, 19, 24), (4, 18, 22))], "not confirmed (0 of 1"),
+        ([strong((5, 20, 28), (5, 19, 27), (4, 18, 25)), MADRY], "confirmed in part (1 of 2 lines"),
+    ],
+)
+def test_the_best_radius_of_each_line(lines, finding):
+    every = {"Madry": MADRY} | {f"tau {tau}": line for tau, line in enumerate(lines)}
+    head, *each = claims.by_best("Net", every)
+    assert head.startswith(f"Net: {finding}") and "Madry under PGD-20, C&W, AutoAttack alike" in head
+    assert len(each) == len(lines)
+
+
+def test_the_numbers_of_the_best_radius():
+    _, line = claims.by_best("Net", {"Madry": MADRY, "tau 1": strong((5, 20, 28), (5, 19, 27), (4, 18, 25))})
+    assert line == (
+        "tau 1: PGD-20 28.0 at 0.15 against 25.0 at 0.09 (+3.0 ± 1.2), C&W 27.0 at 0.15 against 24.0 at 0.09 "
+        "(+3.0 ± 1.2), AutoAttack 25.0 at 0.15 against 22.0 at 0.09 (+3.0 ± 1.2)."
+    )
+
+
+def test_other_radii_or_one_radius_are_not_compared():
+    short = {radius: MADRY[radius] for radius in RADII[:2]}
+    assert claims.by_best("Net", {"Madry": MADRY, "tau 0": short}) == []
+    assert claims.by_best("Net", {"tau 0": MADRY}) == []

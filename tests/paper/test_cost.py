@@ -26,6 +26,24 @@ def test_cost_is_proportional_to_the_work():
     assert madry == pytest.approx(120 * 4.45 + cost._START, rel=0.05)  # measured: 4.45 s per epoch
 
 
+def test_larger_images_and_an_autoattack_of_the_protocol_cost_more():
+    tiny, small = (
+        plan(specs.find(name), scale="full", runs_folder=Path(), results_folder=Path(), rows=("madry",), seeds=(0,))[0]
+        for name in ("fastat-tiny", "fastat")
+    )
+    per_epoch = [(cost.training(job.config) - cost._START) / 100 for job in (tiny, small)]
+    assert per_epoch[0] == pytest.approx(4 * 99 / 49 * per_epoch[1])
+    assert cost.measuring(tiny) == pytest.approx(4 * cost.measuring(small))
+    (twice,) = plan(
+        specs.find("fig-eps-twice"),
+        scale="lite",
+        runs_folder=Path(),
+        results_folder=Path(),
+        rows=("resnet18-cifar10-k10-madry-eps0.03",),
+    )
+    assert 1000 * cost._AUTOATTACK < cost.measuring(twice) < 1.5 * 1000 * cost._AUTOATTACK
+
+
 def test_a_shared_run_is_counted_once():
     jobs = plan(specs.find("table2"), scale="lite", runs_folder=Path(), results_folder=Path())
     both = [*jobs, *plan(specs.find("table3"), scale="lite", runs_folder=Path(), results_folder=Path())]

@@ -101,7 +101,10 @@ def test_files_and_page(board, tmp_path):
     assert "| Weak | theirs, 3 seeds | 70.00 | 50.00 | 45.00 ± 0.50 | 1,800 | 1.40 |" in text
     assert "the paper" not in text
     caption = leaderboard.pictures(board)["board-tiny"].caption
-    assert "FAT 86.0 and 47.0 in 400 s" in caption and "below the picture: Broken 85.0 and 20.0." in caption
+    assert (
+        "FAT 86.0 and 47.0 in 400 s" in caption
+        and "below the picture: Weak 70.0 and 45.0; Broken 85.0 and 20.0." in caption
+    )
     shown = render.exhibit(board)
     write_page(tmp_path / "page.html", title="t", lead="l", exhibits=[shown], facts={})
     page = (tmp_path / "page.html").read_text(encoding="utf-8")

@@ -64,7 +64,8 @@ class Options:
     """What to reproduce, how much of it, and where."""
 
     item: Annotated[str | None, tyro.conf.Positional] = None
-    """table1 ... table4, fig-tau, fig-bps, fig-eps, ..., or fastat, a public benchmark; without it, list them all."""
+    """table1 ... table4, fig-tau, fig-bps, fig-eps, ..., or a public benchmark: fastat, fastat-tiny (Tiny ImageNet).
+    Without it, list them all."""
     scale: Literal["lite", "full"] = "lite"
     """full: the paper's networks, epochs and seeds. lite: a shorter schedule that keeps the comparison."""
     rows: tuple[str, ...] = ()

@@ -82,8 +82,8 @@ def evaluate(
             Without y: (x, y), a DataLoader, a torch Dataset, a `sparring.data.Dataset` or a data set's name, of which
             the test images are used.
         y: int64 labels.
-        protocol: a name (dat, trades, trades-random, mart, figure, figure-svhn, tau, fastat, quick, autoattack) or
-            several.
+        protocol: a name (dat, trades, trades-random, mart, figure, figure-svhn, figure-twice, tau, fastat, quick,
+            autoattack) or several.
         eps: overrides the radius of every protocol; step sizes given relative to eps scale with it, absolute ones stay.
         norm: of every attack, "linf" or "l2". In L2 give `eps`: the protocols' own radii are for L-infinity, and all
             their step sizes scale with it.

@@ -121,6 +121,13 @@ figure = Protocol(
     ),
 )
 figure_svhn = replace(figure, name="figure-svhn", about="the figures of Sec. 6.1 on SVHN", eps=4 / 255)
+figure_twice = Protocol(
+    "figure-twice",
+    "networks trained at larger radii: PGD-20, C&W and AutoAttack at twice the radius",
+    16 / 255,
+    (_pgd(20, 2 / 255), _cw(2 / 255), AutoAttackSuite()),
+    limit=1000,
+)
 tau = Protocol(
     "tau",
     "the figure of Sec. 5.1",
@@ -149,7 +156,19 @@ autoattack = Protocol(
 
 PROTOCOLS = {
     protocol.name: protocol
-    for protocol in (dat, trades, trades_random, mart, figure, figure_svhn, tau, fastat, quick, autoattack)
+    for protocol in (
+        dat,
+        trades,
+        trades_random,
+        mart,
+        figure,
+        figure_svhn,
+        figure_twice,
+        tau,
+        fastat,
+        quick,
+        autoattack,
+    )
 }
 
 

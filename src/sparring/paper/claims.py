@@ -14,6 +14,7 @@ Point = Mapping[str, Ours]  # attack -> accuracy
 Line = Mapping[float, Point]  # by tau, or by the radius in training
 _ATTACKS = {"pgd20": "PGD-20", "cw30": "C&W"}  # robustness must show under both
 _COLUMNS = {"natural": "natural", **_ATTACKS, "pgd20-2eps": "PGD-20 at 2 eps"}
+_STRONG = {**_ATTACKS, "autoattack": "AutoAttack"}
 
 
 def by_tau(name: str, line: Line, knee: float) -> str:
@@ -72,6 +73,44 @@ def by_radius(name: str, lines: Mapping[str, Line]) -> list[str]:
     how = f"{original} in brackets; differences at the last radius are ± {rounded(noise)}."
     rest = [f"Too few radii to compare with {original}: {', '.join(alone)}."] if alone else []
     return [f"{name}: {finding} ({counted}). {how}", *compared, *rest]
+
+
+def by_best(name: str, lines: Mapping[str, Line]) -> list[str]:
+    """Check: under every attack, the best radius of a friendly line beats the best radius of worst-case training."""
+    friendly = {label: line for label, line in lines.items() if label.startswith("tau ")}
+    original, worst = next(((label, line) for label, line in lines.items() if label not in friendly), ("", {}))
+    attacks = {
+        attack: spelled for attack, spelled in _STRONG.items() if all(attack in point for point in worst.values())
+    }
+    compared: list[str] = []
+    gains: list[set[str]] = []
+    for label, line in friendly.items():
+        if set(line) != set(worst) or len(line) < 2 or not all(set(attacks) <= set(point) for point in line.values()):
+            continue
+        each = [(attack, _best(worst, attack), _best(line, attack)) for attack in attacks]
+        gains.append({attack for attack, old, new in each if _surely(worst[old], line[new], attack) > 0})
+        spelled = ", ".join(
+            f"{attacks[attack]} {rounded(line[new][attack].median)} at {new:g} against "
+            f"{rounded(worst[old][attack].median)} at {old:g} ({_change(worst[old], line[new], attack)})"
+            for attack, old, new in each
+        )
+        compared.append(f"{label}: {spelled}.")
+    if not compared or not attacks:
+        return []
+    all_of = [attacks.keys() <= gained for gained in gains]
+    finding = "confirmed" if all(all_of) else "confirmed in part" if any(all_of) else "not confirmed"
+    if finding == "not confirmed" and any("pgd20" in gained for gained in gains):
+        finding = "not confirmed beyond PGD-20"
+    return [
+        f"{name}: {finding} ({sum(all_of)} of {len(compared)} line{'s' * (len(compared) > 1)} ahead of {original} "
+        f"under {', '.join(attacks.values())} alike). The best radius of each is chosen on these images.",
+        *compared,
+    ]
+
+
+def _best(line: Line, attack: str) -> float:
+    """The radius with the highest accuracy under an attack."""
+    return max(line, key=lambda radius: line[radius][attack].median)
 
 
 def _stands(first: Point, last: Point, worst_first: Point, worst_last: Point) -> bool:

@@ -16,7 +16,12 @@ from sparring.paper.results import JobResult
 from sparring.paper.specs import Course, Item, Row, Scale
 from sparring.report.comparison import Ours, TableRow
 
-NETWORKS = {"small_cnn": "Small CNN", "resnet18": "ResNet-18", "tiny_cnn": "Tiny CNN"}
+NETWORKS = {
+    "small_cnn": "Small CNN",
+    "resnet18": "ResNet-18",
+    "tiny_cnn": "Tiny CNN",
+    "preact_resnet18": "PreActResNet-18",
+}
 SCALES: tuple[Scale, Scale] = ("full", "lite")
 
 

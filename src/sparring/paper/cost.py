@@ -6,28 +6,31 @@ run on few images and cost more than their share (ResNet-18 at 5.7 of 10 BPs tak
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
-from sparring.evaluation.protocols import PROTOCOLS, PGDAttack
+from sparring.evaluation.protocols import PROTOCOLS, AutoAttackSuite, PGDAttack
 from sparring.models import seconds_on_a_cpu
 from sparring.objectives import Progress
 from sparring.paper.plan import Job, remaining, state
 from sparring.paper.specs import Mixture, Robustness
 from sparring.training.config import Config
 
-# Milliseconds at batch 128: (attack step, update). Measured for small_cnn, resnet18 and wrn-34-10; the others
-# are scaled by multiply-adds.
+# Milliseconds at batch 128 of 32x32 images: (attack step, update). Measured for small_cnn, resnet18 and wrn-34-10; the
+# others are scaled by multiply-adds.
 _STEP = {
     "tiny_cnn": (0.3, 1.0),
     "small_cnn": (0.30, 0.86),
     "resnet18": (0.91, 2.2),
+    "preact_resnet18": (0.91, 2.2),
     "wrn-40-4": (1.9, 3.2),
     "wrn-32-10": (7.6, 13.7),
     "wrn-34-10": (7.6, 13.7),
     "wrn-58-10": (14.1, 25.7),
 }
-_IMAGES = {"cifar10": 49_000, "svhn": 72_257, "digits": 1_227}
+_IMAGES = {"cifar10": 49_000, "svhn": 72_257, "digits": 1_227, "tiny-imagenet": 99_000}
 _TESTS = {"cifar10": 10_000, "svhn": 26_032, "digits": 450}
+_SHAPES = {"digits": (1, (8, 8)), "tiny-imagenet": (3, (64, 64))}  # channels, size; of the others 3 and 32x32
 _START = 25.0  # seconds until the engine is ready
 _AUTOATTACK = 0.023  # seconds per image for ResNet-18 (205 to 230 s for 10,000 images)
 _FRIENDLY = 0.75
@@ -36,11 +39,23 @@ _LARGER = 0.8  # time per image at batch 256 or more, relative to 128 (measured:
 
 def training(config: Config) -> float:
     """Seconds to train a run."""
-    step, update = _STEP.get(config.model, _STEP["wrn-34-10"])
+    step, update = _step(config)
     if "trades" in config.objective.name or "mart" in config.objective.name:
         update *= 2  # two forward passes
     larger = _LARGER if config.batch_size >= 256 else 1.0
     return _START + config.epochs * _images(config) / 128 * larger * (_steps(config) * step + update) / 1000
+
+
+def _step(config: Config) -> tuple[float, float]:
+    """Milliseconds of an attack step and of an update, by the network and the size of the images."""
+    step, update = _STEP.get(config.model, _STEP["wrn-34-10"])
+    larger = max(1.0, math.prod(_shape(config)[1]) / 32**2)
+    return step * larger, update * larger
+
+
+def _shape(config: Config) -> tuple[int, tuple[int, int]]:
+    """Channels and size of the images of a data set."""
+    return _SHAPES.get(config.data, (3, (32, 32)))
 
 
 def _steps(config: Config) -> float:
@@ -60,15 +75,24 @@ def measuring(job: Job) -> float:
     """Seconds to measure a trained run."""
     if job.config is None:
         return 5.0
-    step, _ = _STEP.get(job.config.model, _STEP["wrn-34-10"])
+    step, _ = _step(job.config)
     measure = job.row.measure
     if isinstance(measure, Mixture):
         return 20.0
     if not isinstance(measure, Robustness):
         return 0.0
-    steps = sum(attack.steps for attack in PROTOCOLS[measure.protocol].attacks if isinstance(attack, PGDAttack))
-    images = job.limit or _TESTS.get(job.config.data, 10_000)
-    return steps * images / 128 * step / 1000 + measure.autoattack * _AUTOATTACK * step / _STEP["resnet18"][0]
+    steps, images, autoattack = _attacks(job, measure)
+    return steps * images / 128 * step / 1000 + autoattack * _AUTOATTACK * step / _STEP["resnet18"][0]
+
+
+def _attacks(job: Job, measure: Robustness) -> tuple[int, int, int]:
+    """What a measurement runs: steps of PGD, the images they run on, and images under AutoAttack."""
+    assert job.config is not None
+    protocol = PROTOCOLS[measure.protocol]
+    images = min(filter(None, (job.limit, protocol.limit, _TESTS.get(job.config.data, 10_000))))
+    steps = sum(attack.steps for attack in protocol.attacks if isinstance(attack, PGDAttack))
+    suites = sum(isinstance(attack, AutoAttackSuite) for attack in protocol.attacks)
+    return steps, images, min(measure.autoattack, job.limit or measure.autoattack) + suites * images
 
 
 def seconds(jobs: Iterable[Job]) -> float:
@@ -99,14 +123,12 @@ def _measuring_on_a_cpu(job: Job) -> float:
     """Seconds to measure a job on a CPU. AutoAttack takes roughly 1,500 gradients per image."""
     if job.config is None or not isinstance(job.row.measure, Robustness):
         return 60.0
-    steps = sum(attack.steps for attack in PROTOCOLS[job.row.measure.protocol].attacks if isinstance(attack, PGDAttack))
-    images = job.limit or _TESTS.get(job.config.data, 10_000)
-    return 2 * _forward(job.config) * (steps * images + 1500 * job.row.measure.autoattack)
+    steps, images, autoattack = _attacks(job, job.row.measure)
+    return 2 * _forward(job.config) * (steps * images + 1500 * autoattack)
 
 
 def _forward(config: Config) -> float:
-    digits = config.data == "digits"
-    return seconds_on_a_cpu(config.model, 1 if digits else 3, (8, 8) if digits else (32, 32))
+    return seconds_on_a_cpu(config.model, *_shape(config))
 
 
 def _sum(to_train: Iterable[Job], to_measure: Iterable[Job], start: float) -> float:

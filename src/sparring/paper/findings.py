@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from sparring.paper.claims import by_radius, by_tau
+from sparring.paper.claims import by_best, by_radius, by_tau
 from sparring.paper.collect import Collected, cells, table_rows
 from sparring.paper.leaderboard import standing
 from sparring.paper.results import JobResult
@@ -120,7 +120,7 @@ def _lines(collected: Collected, measured: Sequence[Row]) -> list[str]:
         name = labels[0] if len(labels) == 1 else group
         checked = _check(collected, group, name)
         parts += checked
-        if checked and item.check == "radius":  # it reports the ends itself
+        if checked and item.check in ("radius", "best"):  # they report the numbers themselves
             continue
         for xs in places:  # one, unless some points are missing
             changes = [_along(column, lines, xs, name) for column, lines in every.items()]
@@ -142,6 +142,8 @@ def _check(collected: Collected, group: str, name: str) -> list[str]:
             every.setdefault(row.label, {})[row.x] = cells(collected.of(row), attacks)
     if item.check == "radius":
         return by_radius(name, every)
+    if item.check == "best":
+        return by_best(name, every)
     return [*filter(None, (by_tau(name, line, item.marks[0]) for line in every.values() if item.check == "tau"))]
 
 

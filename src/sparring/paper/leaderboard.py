@@ -17,7 +17,7 @@ from sparring.report.content import Picture
 from sparring.report.scatter import Dot, scatter
 
 SECONDS, MEMORY = "seconds", "GiB"
-_FLOOR = 42.0  # per cent under AutoAttack: methods of others below it would squeeze the picture, and are only named
+_FLOOR = 0.83  # of the best AutoAttack accuracy of others: those below it would squeeze the picture, and are only named
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,8 @@ def pictures(collected: Collected) -> dict[str, Picture]:
     places, item = _places(collected), collected.item
     if not places:
         return {}
-    floor = min(_FLOOR, *(place.autoattack for place in places))
+    best = max((one.autoattack for one in item.others), default=0.0)
+    floor = min(_FLOOR * best, *(place.autoattack for place in places))
     shown = [one for one in item.others if one.autoattack >= floor]
     dots = [Dot(one.name, one.natural, one.autoattack, one.seconds) for one in shown]
     dots += [

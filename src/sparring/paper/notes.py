@@ -42,7 +42,10 @@ def images(shown: Sequence[JobResult]) -> str:
     counts: dict[str, set[int]] = {}
     for result in shown:
         for name, fact in (result["found"].get("attacks") or {}).items():
-            counts.setdefault("AutoAttack (eps 8/255)" if name == "autoattack" else "attacks", set()).add(fact["n"])
+            kind = (
+                f"AutoAttack (eps {round(255 * fact.get('eps', 8 / 255))}/255)" if name == "autoattack" else "attacks"
+            )
+            counts.setdefault(kind, set()).add(fact["n"])
     parts = [
         f"{kind}: n = {' or '.join(f'{n:,}' for n in sorted(ns))} test image{'' if ns == {1} else 's'}"
         for kind, ns in counts.items()

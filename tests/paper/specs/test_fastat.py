@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from sparring.paper import specs
-from sparring.paper.specs.fastat_published import CIFAR10
+from sparring.paper.specs.fastat_published import CIFAR10, TINY_IMAGENET
 from sparring.recipes import cifar10
 from sparring.schedules import OneCycle
 
@@ -55,4 +57,25 @@ def test_the_published_numbers():
     )  # fmt: skip
     assert (by_name["GAT"].natural, by_name["GAT"].autoattack, by_name["GAT"].memory_gib) == (85.1, 49.15, 1.9)
     for method in CIFAR10:
+        assert method.natural > method.pgd10 >= method.pgd20 >= method.pgd50 > method.autoattack
+
+
+def test_tiny_imagenet_by_the_same_protocol():
+    item = specs.find("fastat-tiny")
+    assert [row.name for row in item.rows] == ["madry", "fat"] and item.columns == ITEM.columns
+    for row in item.rows:
+        full, lite = row.configs["full"], row.configs["lite"]
+        assert (full.data, full.model, lite.epochs) == ("tiny-imagenet", "preact_resnet18", 30)
+        same = {"data": "cifar10", "model": "resnet18"}
+        assert replace(full, **same) == ROWS[row.name].configs["full"] and row.measure == ROWS[row.name].measure
+        assert (1 - full.ema) * full.epochs == pytest.approx((1 - lite.ema) * lite.epochs, rel=0.25)
+
+
+def test_the_published_numbers_on_tiny_imagenet():
+    by_name = {method.name: method for method in TINY_IMAGENET}
+    assert len(TINY_IMAGENET) == len(by_name) == 20 and by_name.keys() < {method.name for method in CIFAR10}
+    best, smoothed = max(TINY_IMAGENET, key=lambda method: method.autoattack), by_name["PGD-AT-WA"]
+    assert (best.name, best.natural, best.pgd20, best.autoattack) == ("LIET", 44.8, 26.54, 19.88)
+    assert (smoothed.natural, smoothed.pgd20, smoothed.autoattack, smoothed.seconds) == (48.07, 26.19, 19.77, 28572.77)
+    for method in TINY_IMAGENET:
         assert method.natural > method.pgd10 >= method.pgd20 >= method.pgd50 > method.autoattack

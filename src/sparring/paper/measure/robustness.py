@@ -56,7 +56,7 @@ def measure(
         strongest = evaluate(model, x[:n], y[:n], "autoattack", doubts=False, batch_size=_BATCH, **common)
         write_text(folder / f"autoattack{end}", strongest.to_json())
         attacks["autoattack"] = _facts(strongest["autoattack"])
-    return {"n": len(x), "data": data.note, "attacks": attacks, "doubts": [dict(doubt) for doubt in found.doubts]}
+    return {"n": found.n, "data": data.note, "attacks": attacks, "doubts": [dict(doubt) for doubt in found.doubts]}
 
 
 def _facts(record: AttackResult) -> dict[str, Any]:

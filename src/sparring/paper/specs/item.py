@@ -114,7 +114,7 @@ class Item:
     lite: str  # what is shorter at lite scale
     columns: Mapping[str, str] = field(default_factory=dict)  # as printed -> name of the attack in a result
     xlabel: str = ""
-    check: Literal["", "tau", "radius"] = ""  # of a line figure: the claim that `paper.claims` checks
+    check: Literal["", "tau", "radius", "best"] = ""  # of a line figure: the claim that `paper.claims` checks
     marks: tuple[float, ...] = ()  # x values that findings report, in addition to the first and the last
     together: bool = False  # all groups share one picture
     trials: int = 1  # seeds in the paper
