@@ -58,6 +58,12 @@ CANDIDATES = {
 }
 
 
+def synchronise() -> None:
+    """Wait for the GPU, if there is one."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
 class Clock:
     """A tracker that records when the first step was done and when the run ended."""
 
@@ -72,7 +78,7 @@ class Clock:
     def step(self, epoch, step, backprops):
         """Record the time of the first step."""
         if self.first is None:
-            torch.cuda.synchronize()
+            synchronise()
             self.first = time.perf_counter()
 
     def epoch(self, record, *, best):
@@ -86,7 +92,7 @@ class Clock:
 
     def end(self):
         """Record the seconds since the first step."""
-        torch.cuda.synchronize()
+        synchronise()
         self.seconds = time.perf_counter() - self.first
 
 
