@@ -4,9 +4,9 @@
     SPARRING_DATA=DATA python3 benchmarks/strong_recipe.py final OUT.json --candidate all [--seeds 0 1 2]
 
 The base is FAT by the FastAT Benchmark's protocol (ResNet-18, 100 epochs). Each candidate adds one ingredient to it,
-and the last ones add several. `trials` measures them on 4,000 held-out training images: natural, PGD-10, and AutoAttack on
-the first 1,000. A later call adds to the file. `final` trains the chosen candidate seed after seed and measures each on
-the test set once: the protocol fastat, and AutoAttack.
+and the last ones add several. `trials` measures them on 4,000 held-out training images: natural, PGD-10, -20 and -50,
+and AutoAttack on the first 1,000. A later call adds to the file. `final` trains the chosen candidate seed after seed
+and measures each on the test set once: the protocol fastat, and AutoAttack.
 """
 
 from __future__ import annotations
