@@ -49,6 +49,23 @@ def test_the_demo(sparring, tmp_path):
     assert "(validation)" not in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize(("number", "trained_with"), [(None, 1), ("2", 2)])
+def test_one_thread_unless_the_user_says_how_many(sparring, tmp_path, monkeypatch, number, trained_with):
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if number:
+        monkeypatch.setenv("OMP_NUM_THREADS", number)
+    try:
+        assert sparring("demo", "--epochs", "1").code == 0
+        assert torch.get_num_threads() == 2  # as the caller had it
+    finally:
+        torch.set_num_threads(before)
+    folder = tmp_path / "runs" / "demo"
+    (start,) = json.loads((folder / "fat" / "environment.json").read_text())
+    assert start["threads"] == json.loads((folder / "demo.json").read_text())["threads"] == trained_with
+
+
 @pytest.mark.parametrize(
     ("words", "parts"),
     [

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shlex
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -71,6 +74,21 @@ class Options:
     """Fewer are faster and less accurate."""
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute with one thread, unless the user has set a number: on images of 8x8 pixels a second one saves Madry a
+    fourteenth and FAT nothing (benchmarks/bench_cpu_saving.py), and it waits for every busy core.
+    """
+    before = torch.get_num_threads()
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@one_thread()
 def run(argv: list[str]) -> int:
     """The command."""
     options = parse(Options, argv, prog="sparring demo", description=DESCRIPTION)
