@@ -160,7 +160,7 @@ def test_schedules_that_follow_the_length_must_be_given_anew(tmp_path, quick):
     loop.train(config, tmp_path / "run", tensorboard=False)
     again = {"resume": True, "tensorboard": False}
     before = (tmp_path / "run" / run_folder.CONFIG).read_text()
-    with pytest.raises(UserError, match=r"--lr one-cycle:0.1@40% follows the length .* 2 trained ones .*--lr \.\.\."):
+    with pytest.raises(UserError, match=r"--lr one-cycle:0.1@40% follows the length .* first 2 would .*--lr \.\.\."):
         loop.train(replace(config, epochs=4), tmp_path / "run", **again)
     with pytest.raises(UserError, match=r"--attack.tau 0,1@50% follows the length"):
         loop.train(replace(config, epochs=4, lr=parse("0.01")), tmp_path / "run", **again)

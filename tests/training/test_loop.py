@@ -200,7 +200,7 @@ def test_resuming_with_another_configuration_is_refused(tmp_path, small):
     with pytest.raises(UserError, match=r"another configuration \(epochs 1 -> 3; seed 0 -> 2\)"):
         loop.train(replace(small, seed=2), tmp_path / "run", resume=True)
     with pytest.raises(
-        UserError, match=r"--lr one-cycle:\S+ follows the length of the run: of 3 epochs, the 1 trained"
+        UserError, match=r"--lr one-cycle:\S+ follows the length of the run: of 3 epochs, the first 1 would"
     ):
         loop.train(small, tmp_path / "run", resume=True)
 

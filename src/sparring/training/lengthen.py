@@ -55,8 +55,8 @@ def lengthen(folder: object, run: Config, wanted: Config, *, begun: int, renewed
         given = schedule != after[name] or name in renewed or ("attack" in renewed and name.startswith("attack."))
         if not given and _past(schedule, begun, run.epochs) != _past(schedule, begun, wanted.epochs):
             raise UserError(
-                f"--{name} {schedule} follows the length of the run: of {wanted.epochs} epochs, the {begun} trained "
-                f"ones would have had other values. Give it anew (--{name} ...), or train another run: --out."
+                f"--{name} {schedule} follows the length of the run: of {wanted.epochs} epochs, the first {begun} "
+                f"would have had other values. Give it anew (--{name} ...), or train another run: --out."
             )
     changed = {name: str(schedule) for name, schedule in before.items() if schedule != after[name]}
     return {"epochs": run.epochs, "trained": begun, **changed}
