@@ -1,6 +1,6 @@
 """Check that two processes that share a device over gloo train and measure as one process does.
 
-    PYTHONPATH=src python3 benchmarks/check_processes.py OUT.json [RECIPE] [FLAGS of sparring train ...]
+    PYTHONPATH=src python3 benchmarks/check_processes.py OUT.json RECIPE [FLAGS of sparring train ...]
     PYTHONPATH=src python3 benchmarks/check_processes.py OUT.json fat-digits --epochs 1 --engine plain --sync-bn
 
 Trains a recipe with one process, with one again, with two, and with one from another seed, and measures the first model
@@ -13,7 +13,9 @@ quarter of the other seed.
 
 from __future__ import annotations
 
+import argparse
 import json
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -36,48 +38,53 @@ def weights(run: Path) -> torch.Tensor:
     return torch.cat([state[name].double().flatten() for name in sorted(state) if state[name].is_floating_point()])
 
 
-def trained(folder: Path, name: str, recipe: str, flags: list[str]) -> torch.Tensor:
-    """The weights of one run."""
-    seed = SEED + (name == "other_seed")
-    command = [*(TWO if name == "two" else ONE), "train", recipe, *flags, "--seed", str(seed), "--no-tensorboard"]
-    command += [*(GLOO if name == "two" else []), "--out", str(folder / name)]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    return weights(folder / name)
+def sparring(begin: list[str], *words: str) -> None:
+    """Run a command; where it fails it has said why, and this ends."""
+    gloo = GLOO if begin is TWO else []
+    if subprocess.run([*begin, *words, *gloo], stdout=subprocess.DEVNULL).returncode:
+        raise SystemExit(2)
+
+
+def trained(run: Path, recipe: str, flags: list[str]) -> torch.Tensor:
+    """The weights of one run; its name says how it is trained."""
+    seed = SEED + (run.name == "other_seed")
+    begin = TWO if run.name == "two" else ONE
+    sparring(begin, "train", recipe, *flags, "--seed", str(seed), "--no-tensorboard", "--out", str(run))
+    return weights(run)
 
 
 def measured(run: Path, begin: list[str], name: str) -> dict[str, str]:
     """For every attack, the images that a model classifies as their label, 1 or 0 each, by one process or by two."""
     out = run / f"{name}.json"
     flags = ["--protocol", "trades", "--limit", "400", "--batch-size", "100", "--no-doubts", "--json", str(out)]
-    command = [*begin, "evaluate", str(run), *flags, "--out", str(run / name), *(GLOO if begin is TWO else [])]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    sparring(begin, "evaluate", str(run), *flags, "--out", str(run / name))
     found = json.loads(out.read_text())
     return {record["name"]: record["runs"][0]["correct"] for record in found["records"]}
 
 
 def main(argv: list[str]) -> int:
     """Print a line for each run, then the verdict."""
-    out, recipe, flags = Path(argv[0]), (argv[1:2] or ["fat-digits"])[0], argv[2:]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("recipe")
+    given, flags = parser.parse_known_args(argv)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        first = trained(folder, "one", recipe, flags)
+        first = trained(folder / "one", given.recipe, flags)
         distances = {}
         for name in ("again", "two", "other_seed"):
-            distances[name] = float((trained(folder, name, recipe, flags) - first).norm() / first.norm())
+            distances[name] = float((trained(folder / name, given.recipe, flags) - first).norm() / first.norm())
             print(f"{name}: {distances[name]:.3g} from one process", flush=True)
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        found = {name: measured(folder / "one", begin, name) for name, begin in (("one", ONE), ("two", TWO))}
-    same, near = (
-        found["one"] == found["two"],
-        "--sync-bn" not in flags or distances["two"] < distances["other_seed"] / 4,
-    )
-    accuracy = {attack: correct.count("1") / len(correct) for attack, correct in found["two"].items()}
-    facts = {"recipe": recipe, "flags": flags, "seed": SEED, "distances": distances, "accuracy": accuracy}
-    facts |= {"n": len(found["two"]["natural"]), "same_verdicts": same, **run_folder.environment(device)}
-    facts["command"] = f"python3 benchmarks/check_processes.py OUT.json {' '.join([recipe, *flags])}"
-    out.write_text(json.dumps(facts, indent=1) + "\n")
+        one, two = (measured(folder / "one", begin, name) for name, begin in (("one", ONE), ("two", TWO)))
+    same, near = one == two, distances["two"] < distances["other_seed"] / 4
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    accuracy = {attack: correct.count("1") / len(correct) for attack, correct in two.items()}
+    facts = {"recipe": given.recipe, "flags": flags, "seed": SEED, "distances": distances, "accuracy": accuracy}
+    facts |= {"n": len(two["natural"]), "same_verdicts": same, **run_folder.environment(device)}
+    facts["command"] = f"python3 benchmarks/check_processes.py OUT.json {shlex.join([given.recipe, *flags])}"
+    given.out.write_text(json.dumps(facts, indent=1) + "\n")
     print(f"the verdicts {'are the same' if same else 'DIFFER'}: {accuracy}")
-    return int(not (same and near))
+    return int(not (same and (near or "--sync-bn" not in flags)))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +14,7 @@ from sparring.paper import leaderboard, render, results, specs
 from sparring.paper.collect import collect
 from sparring.paper.findings import findings
 from sparring.paper.specs import PublishedMethod, Robustness
+from sparring.report import scatter as pictures
 from sparring.report.page import write_page
 from sparring.report.scatter import Dot, scatter
 from tests.paper.tiny import TABLE, planned
@@ -124,3 +126,17 @@ def test_names_stay_inside_and_ours_are_drawn_in_colour():
     assert len(png) < 200_000 and (pixels[:, -1] == 255).all()
     teal = (abs(pixels - np.array([0x0F, 0x76, 0x6E])).sum(axis=2) < 30).sum()
     assert teal > 50
+
+
+def test_large_points_are_drawn_whole(monkeypatch):
+    drawn = []
+    monkeypatch.setattr(pictures, "_name", lambda figure, axes, dots: drawn.append((figure, axes)))
+    dots = [Dot("slow", 51.4, 17.0, 36_000.0), Dot("fast", 35.0, 20.0, 400.0, ours=True)]
+    scatter(dots, xlabel="x", ylabel="y", title="t")
+    ((figure, axes),) = drawn
+    inside = axes.get_window_extent()
+    for dot in dots:
+        x, y = axes.transData.transform((dot.x, dot.y))
+        radius = math.sqrt(pictures._AREA * dot.seconds) / 2 * figure.dpi / 72
+        assert inside.x0 <= x - radius and x + radius <= inside.x1, dot.name
+        assert inside.y0 <= y - radius and y + radius <= inside.y1, dot.name

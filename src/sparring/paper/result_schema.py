@@ -163,12 +163,11 @@ _WHOLE = fields(
     training_seconds=_TIME,
     wall_seconds=nothing_or(_TIME),
     starts=nothing_or(whole()),
-    sessions=nothing_or(whole()),
     trained_on=nothing_or(items(_PLACE, most=100_000)),
     peak_memory_gib=nothing_or(number(0, 1e9)),
     diverged_in_epoch=whole(),
     optional=(
-        *("item", "found", "history", "training_seconds", "wall_seconds", "starts", "sessions", "trained_on"),
+        *("item", "found", "history", "training_seconds", "wall_seconds", "starts", "trained_on"),
         *("peak_memory_gib", "diverged_in_epoch"),
     ),
     others=anything,

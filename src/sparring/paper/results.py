@@ -152,7 +152,7 @@ def trained_on(result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 def starts(result: Mapping[str, Any]) -> int:
     """How often the training was started: one plus the number of times it was resumed."""
-    return int(result.get("starts") or result.get("sessions") or 1)  # an alternative name in older files
+    return int(result.get("starts") or 1)
 
 
 def at_once(result: Mapping[str, Any]) -> int:

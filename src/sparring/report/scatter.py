@@ -57,7 +57,11 @@ def scatter(dots: Sequence[Dot], *, xlabel: str, ylabel: str, title: str, legend
         figure.text(0.01, 0.915, f"{ylabel} ↑")
         for dot in sorted(dots, key=lambda dot: -dot.seconds):  # small points stay visible
             axes.scatter(dot.x, dot.y, s=_AREA * dot.seconds, zorder=4 if dot.ours else 3, **_look(dot))
-        axes.margins(0.07)
+        radius = 1.05 * max(
+            (math.sqrt(_AREA * dot.seconds) / 2 for dot in dots), default=0.0
+        )  # in points, and some air
+        width, height = (72 * side for side in axes.get_position().size * figure.get_size_inches())
+        axes.margins(x=max(0.07, radius / (width - 2 * radius)), y=max(0.07, radius / (height - 2 * radius)))
         _legends(axes, legend)
         _name(figure, axes, sorted(dots, key=lambda dot: not dot.ours))
         return png(figure)
