@@ -13,6 +13,7 @@ import argparse
 import json
 import statistics
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -233,6 +234,8 @@ def main() -> None:
         engines[name], _ = engine_of(model, fp8=name == "fp8")
         found[f"line_{name}"] = engines[name].line
         say(f"{name}: {engines[name].line}")
+        if name == "fp8" and "in fp8" not in engines[name].line:
+            raise SystemExit("nothing to measure: the attack does not run in fp8")
     parts: dict[str, Callable[[], Any]] = {
         "steps": lambda: step_times(engines, images),
         "batches": lambda: batch_times(engines, images),
@@ -248,6 +251,7 @@ def main() -> None:
             with engines["fp8"].tuned():
                 found[name] = part()
         except Exception as error:
+            traceback.print_exc()
             found[name] = f"failed: {reason(error)}"
             say(f"{name} failed: {reason(error)}")
         given.out.write_text(json.dumps(found, indent=1))
