@@ -225,7 +225,13 @@ def main() -> None:
     given = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     torch.manual_seed(0)
-    found: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "model": given.model}
+    found: dict[str, Any] = {
+        "command": f"python3 benchmarks/check_fp8.py OUT.json --model {given.model}",
+        "n": "each time the median of 11 CUDA events around 4 replays (batches: 3 around 6); images: synthetic",
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "model": given.model,
+    }
     model, images = build(given.model, num_classes=CLASSES).to(DEVICE), Images()
     with torch.no_grad():
         model.train()(images()[0])

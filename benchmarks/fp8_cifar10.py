@@ -75,7 +75,6 @@ def one(name: str, given: argparse.Namespace) -> None:
     metrics = run_folder.read_metrics(folder)
     row = {
         "config": to_json(config),
-        "engine": run_folder.read_environment(folder)[0].get("engine"),
         "n": len(data.test),
         "n_autoattack": images,
         "accuracy": accuracies | {"autoattack": attacked.accuracy},
@@ -114,7 +113,7 @@ def work(given: argparse.Namespace) -> bool:
             tell=lambda number, line: print(line, flush=True),
         )
     rows = {name: json.loads(row_of(name, given).read_text()) for name in names if row_of(name, given).exists()}
-    command = "python3 benchmarks/fp8_cifar10.py " + " ".join([*sys.argv[1:2], "RUNS", "OUT.json", *sys.argv[4:]])
+    command = f"python3 benchmarks/fp8_cifar10.py work RUNS OUT.json --model {given.model} --epochs {given.epochs}"
     given.out.write_text(json.dumps({"command": command, "model": given.model, "runs": known | rows}, indent=1) + "\n")
     left = [name for name in names if name not in known | rows]
     print(f"missing: {' '.join(left) or 'nothing'}", flush=True)
