@@ -138,6 +138,34 @@ def test_a_bf16_success_that_fp32_does_not_confirm_is_repeated_in_fp32(played, t
     assert again.detail["retried_in_fp32"] == 3
 
 
+def test_what_fp32_does_not_confirm_in_several_batches_is_repeated_at_once(played, tmp_path, monkeypatch):
+    calls, breaks = played
+    breaks["apgd-ce"] = {False: {1, 2, 8}, True: {8}}
+    given = {"eps": EPS, "doubts": False, "precision": "bf16", "batch_size": 5, "store": tmp_path}
+    playing = module.attack_part
+
+    def dies(name, model, *args, **kwargs):
+        if isinstance(model, nn.Module):
+            raise KeyboardInterrupt
+        return playing(name, model, *args, **kwargs)
+
+    monkeypatch.setattr(module, "attack_part", dies)
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(Corner(), *corner_images(), "autoattack", **given)
+    assert [ns for part, _, ns in calls if part == "apgd-ce"] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+    calls.clear()
+    monkeypatch.setattr(module, "attack_part", playing)
+    record = evaluate(Corner(), *corner_images(), "autoattack", **given)["autoattack"]
+    # Only what has no verdict yet is attacked again; in fp32 in half batches.
+    assert [(ns, exact) for part, exact, ns in calls if part == "apgd-ce"] == [
+        ([1, 2, 8], False),
+        ([1, 2], True),
+        ([8], True),
+    ]
+    assert [n for n, right in enumerate(record.correct) if not right] == [8]
+    assert record.detail["retried_in_fp32"] == 3
+
+
 def test_examples_that_only_bf16_misclassifies_are_attacked_in_fp32(played, monkeypatch):
     calls, breaks = played
     breaks["apgd-ce"] = {True: {4}}

@@ -8,7 +8,8 @@ from torch import nn
 
 from sparring import models
 from sparring.engine.attack.replay import Replayed
-from sparring.evaluation.gradient_model import gradient_model
+from sparring.evaluation import gradient_model as tested
+from sparring.evaluation.gradient_model import gradient_model, replayed
 from sparring.evaluation.subject import prepare
 from sparring.evaluation.verdicts import exact, is_correct
 
@@ -145,3 +146,62 @@ def test_captures_are_freed_when_a_batch_does_not_fit():
 
     parts = [found for _, found in subject.each(torch.arange(6), work)]
     assert torch.cat(parts).tolist() == [0, 1, 2, 3, 4, 5] and [len(part) for part in parts] == [3, 3]
+
+
+@pytest.fixture
+def small():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return models.build("tiny_cnn", num_classes=10, channels=1, size=(8, 8)).eval()
+
+
+def few(count, seed=0):
+    return torch.rand(count, 1, 8, 8, generator=torch.Generator().manual_seed(seed))
+
+
+def test_a_model_in_its_own_precision_is_replayed_for_few_images(small, monkeypatch):
+    assert replayed(small, few(5)) is small  # without CUDA
+    monkeypatch.setattr(tested, "on_cuda", lambda device: True)
+    assert replayed(small, few(300)) is small
+    assert replayed(small.forward, few(5)) == small.forward  # no module
+    fast = replayed(small, few(5))
+    assert isinstance(fast, Replayed) and list(fast.made) == [(8, 1, 8, 8)]
+    for seed, count in enumerate((5, 3, 8, 20, 1, 5)):
+        ours, own = (few(count, seed).requires_grad_() for _ in range(2))
+        logits, expected = fast(ours), small(own)
+        torch.testing.assert_close(logits, expected)
+        pair = (torch.autograd.grad(out.square().sum(), x)[0] for out, x in ((logits, ours), (expected, own)))
+        torch.testing.assert_close(*pair)
+
+
+class Crowded(nn.Module):
+    """Depends on the other images of its batch."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+    def forward(self, x):
+        return self.net(x) + len(x)
+
+
+class Choosy(Crowded):
+    """Refuses zeros, with which a batch is filled up."""
+
+    def forward(self, x):
+        assert x.flatten(1).any(1).all()
+        return self.net(x)
+
+
+class Detached(Crowded):
+    """Has no gradient."""
+
+    def forward(self, x):
+        return self.net(x).detach()
+
+
+@pytest.mark.parametrize("kind", [Crowded, Choosy, Detached])
+def test_a_model_that_is_another_one_when_replayed_is_not(small, monkeypatch, kind):
+    monkeypatch.setattr(tested, "on_cuda", lambda device: True)
+    model = kind(small)
+    assert replayed(model, few(5)) is model

@@ -42,12 +42,15 @@ class Subject:
         x, y = self.x[rows.to(self.x.device)].to(self.device), self.y[rows.to(self.y.device)].to(self.device)
         return (x.to(self.dtype) / 255 if x.dtype == torch.uint8 else x.to(self.dtype)), y
 
-    def each(self, rows: Tensor, work: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    def each(
+        self, rows: Tensor, work: Callable[[Tensor, Tensor, Tensor], Tensor], *, parted: int = 1
+    ) -> Iterator[tuple[Tensor, Tensor]]:
         """(rows, work(x, y, rows)) batch by batch; a batch that does not fit is halved and tried again.
 
         Of several processes each has some batches of the same list, so that a batch is what it is for one process.
+        `parted`: by how much to divide the batch size, for work that needs more memory.
         """
-        parts = self._own(rows)
+        parts = self._own(rows, parted)
         while parts:
             part = parts.pop(0)
             try:
@@ -59,7 +62,7 @@ class Subject:
                 if isinstance(self.fast, Replayed):  # its captures hold memory that a smaller batch needs
                     self.fast.forget()
                 torch.cuda.empty_cache()
-                parts = _even(torch.cat([part, *parts]), self.batch)
+                parts = _even(torch.cat([part, *parts]), max(1, self.batch // parted))
                 continue
             yield part, found
 
@@ -67,12 +70,13 @@ class Subject:
         """How many of these rows `each` gives to this process."""
         return sum(map(len, self._own(rows)))
 
-    def _own(self, rows: Tensor) -> list[Tensor]:
+    def _own(self, rows: Tensor, parted: int = 1) -> list[Tensor]:
         """The batches of this process. The list of all is the same for every process, whoever ran out of memory."""
+        batch, planned = (max(1, size // parted) for size in (self.batch, self.planned))
         if self.share.of == 1:
-            return _even(rows, self.batch)
-        own = _even(rows, self.planned)[self.share.rank :: self.share.of]
-        return [piece for part in own for piece in _even(part, self.batch)]
+            return _even(rows, batch)
+        own = _even(rows, planned)[self.share.rank :: self.share.of]
+        return [piece for part in own for piece in _even(part, batch)]
 
 
 def _even(rows: Tensor, most: int) -> list[Tensor]:

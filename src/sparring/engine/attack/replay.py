@@ -1,4 +1,4 @@
-"""A folded network for many calls on few images: its forward and backward pass are captured once and replayed.
+"""A network for many calls on few images: its forward and backward pass are captured once and replayed.
 
 AutoAttack calls the model thousands of times on some hundred images, where launching forty kernels takes longer than
 running them. Every result is a copy, so that a caller may keep it and call again before the backward pass.
@@ -6,7 +6,7 @@ running them. Every result is a copy, so that a caller may keep it and call agai
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -14,10 +14,60 @@ from torch import Tensor, nn
 from sparring.engine.attack.buckets import fitting
 from sparring.engine.attack.folded import Folded
 from sparring.engine.cuda_graphs import Captured, NotCapturable, pool_for
-from sparring.engine.manual.manual_network import ManualNetwork
 
 SIZES = (*range(32, 257, 32), *range(320, 1025, 64))  # more images keep a GPU busy without this
 _PATIENCE = 3  # calls of a size before it is captured
+
+
+class _Passes(Protocol):
+    """Of a hand-written network (manual/manual_network.py), what is replayed."""
+
+    def takes(self, x: Tensor, images: int = 0) -> bool:
+        """Whether it can read such images, `images` of them at once."""
+
+    def forward(self, x: Tensor, rows: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """The logits of x[rows], and what `back` reads."""
+
+    def back(self, output_gradient: Tensor, values: list[Tensor]) -> Tensor:
+        """The gradient behind the first layer."""
+
+    def to_pixels(self, gradient: Tensor) -> Tensor:
+        """The gradient at the pixels."""
+
+
+class ModelItself(nn.Module):
+    """A model as it is, in its own precision, with the passes that `Replayed` captures."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model, self.manual = model, _ByAutograd(model)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Pixels to logits."""
+        return self.model(x)  # type: ignore[no-any-return]
+
+
+class _ByAutograd:
+    """Both passes of a model, by autograd."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+    def takes(self, x: Tensor, images: int = 0) -> bool:
+        return x.dtype == torch.float32
+
+    @torch.enable_grad()
+    def forward(self, x: Tensor, rows: Tensor) -> tuple[Tensor, list[Tensor]]:
+        point = x.detach().requires_grad_()  # `rows` are all of them
+        logits = self.model(point)
+        return logits.detach(), [logits, point]
+
+    def back(self, output_gradient: Tensor, values: list[Tensor]) -> Tensor:
+        logits, point = values
+        return torch.autograd.grad(logits, point, output_gradient, retain_graph=True)[0]
+
+    def to_pixels(self, gradient: Tensor) -> Tensor:
+        return gradient
 
 
 class Replayed(nn.Module):
@@ -26,7 +76,7 @@ class Replayed(nn.Module):
     Batches are filled up to one of the sizes, captured or not, so that a capture changes no bit of a result.
     """
 
-    def __init__(self, network: Folded, *, sizes: tuple[int, ...] = SIZES, kept: int = 4) -> None:
+    def __init__(self, network: Folded | ModelItself, *, sizes: tuple[int, ...] = SIZES, kept: int = 4) -> None:
         """`kept`: the most captures at a time, each of which holds all activations of its images."""
         super().__init__()
         self.network, self.sizes, self.kept = network, sizes, kept
@@ -35,7 +85,7 @@ class Replayed(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Pixels to logits."""
-        manual = self.network.manual
+        manual: _Passes | None = self.network.manual
         size = fitting(self.sizes, len(x)) if 0 < len(x) <= self.sizes[-1] else 0
         if manual is None or not size or not manual.takes(x, size):
             return self.network(x)  # type: ignore[no-any-return]
@@ -53,7 +103,7 @@ class Replayed(nn.Module):
         self.made.clear()
         self.calls.clear()
 
-    def _pair(self, manual: ManualNetwork, shape: tuple[int, ...], device: torch.device) -> _Pair | None:
+    def _pair(self, manual: _Passes, shape: tuple[int, ...], device: torch.device) -> _Pair | None:
         """The captured passes; None where they cannot be captured or do not fit into memory."""
         pair = self.made.pop(shape, None)
         try:
@@ -76,7 +126,7 @@ class _Pair:
     logits: Tensor
     gradient: Tensor
 
-    def __init__(self, manual: ManualNetwork, shape: tuple[int, ...], device: torch.device) -> None:
+    def __init__(self, manual: _Passes, shape: tuple[int, ...], device: torch.device) -> None:
         self.x = torch.zeros(shape, device=device)
         self.rows = torch.arange(len(self.x), device=device)
         self.serial = 0  # number of the forward pass that the values belong to
