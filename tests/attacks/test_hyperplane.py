@@ -1,0 +1,69 @@
+"""FAB's projections: the package's own, and what they promise."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from pyautoattack import fab_base
+from pyautoattack.fab_projections import projection_linf
+
+from sparring.attacks.autoattack import attack_part
+from sparring.attacks.hyperplane import steps_to_hyperplane
+
+
+def problem(distance: float, *, count: int = 60, pixels: int = 300):
+    """Points in the box with pixels at its ends, normals with zeros, and hyperplanes at about this distance."""
+    draw = torch.Generator().manual_seed(0)
+    points = torch.rand(count, pixels, generator=draw)
+    points[:, ::7], points[:, ::11] = 0, 1
+    normals = torch.randn(count, pixels, generator=draw) * torch.rand(count, pixels, generator=draw) ** 4
+    normals[:, ::13] = 0
+    away = distance * torch.randn(count, generator=draw) * normals.abs().sum(1)
+    return points, normals, (normals * points).sum(1) + away
+
+
+@pytest.mark.parametrize("distance", [0.0, 1e-5, 0.001, 0.03, 0.3, 3.0])
+def test_they_are_those_of_the_package(distance):
+    points, normals, offsets = problem(distance)
+    ours = steps_to_hyperplane(points, normals, offsets)
+    theirs = projection_linf(points.clone(), normals.clone(), offsets.clone())
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-6)
+
+
+def test_they_reach_the_hyperplane_and_no_smaller_step_does():
+    points, normals, offsets = (each.double() for each in problem(0.03))
+    steps = steps_to_hyperplane(points, normals, offsets)
+    moved = points + steps
+    assert moved.min() >= -1e-12 and moved.max() <= 1 + 1e-12
+    away = (normals * points).sum(1) - offsets
+    left = (normals * moved).sum(1) - offsets
+    reached = left.abs() < 1e-9 * normals.abs().sum(1)
+    assert reached.sum() > 40
+    # Against a hyperplane that is missed, all pixels go as far as they can.
+    corner = torch.where((normals < 0) == (away[:, None] >= 0), 1.0, 0.0)
+    used = normals[~reached] != 0
+    assert torch.allclose(moved[~reached][used], corner[~reached].double()[used])
+    # With a hundredth less room for every pixel, the hyperplane is not reached.
+    shorter = 0.99 * steps.abs().amax(1, keepdim=True)
+    nearer = (normals * (points + steps.clamp(-shorter, shorter))).sum(1) - offsets
+    assert (nearer[reached] * away[reached] > 0)[steps.abs().amax(1)[reached] > 0].all()
+
+
+def test_without_a_gradient_nothing_moves():
+    points, normals, offsets = problem(0.1)
+    assert not steps_to_hyperplane(points, torch.zeros_like(normals), offsets).any()
+
+
+def test_the_package_has_them_during_fab_alone():
+    seen = []
+
+    def model(x):
+        seen.append(fab_base.projection_linf)
+        return torch.stack([x.flatten(1).sum(1), 8 - x.flatten(1).sum(1), *torch.zeros(3, len(x))], dim=1)
+
+    x = torch.rand(4, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+    for part, those in (("apgd-ce", projection_linf), ("fab-t", steps_to_hyperplane), ("square", projection_linf)):
+        seen.clear()
+        attack_part(part, model, x, model(x).argmax(1), eps=0.01)
+        assert those in seen[2:]
+    assert fab_base.projection_linf is projection_linf
