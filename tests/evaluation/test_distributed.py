@@ -71,7 +71,7 @@ def test_a_process_out_of_memory_keeps_its_part_of_the_rows():
     x, y = torch.rand(20, 1, 2, 2), torch.zeros(20, dtype=torch.int64)
     seen = []
     for rank in range(3):
-        subject = Subject(None, None, x, y, torch.device("cpu"), torch.float32, 1, "fp32", 4, Share(rank, 3), 4)
+        subject = Subject(None, None, None, x, y, torch.device("cpu"), torch.float32, 1, "fp32", 4, Share(rank, 3), 4)
         fails = rank == 1
 
         def work(x, y, rows):

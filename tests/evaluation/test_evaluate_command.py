@@ -60,7 +60,7 @@ def test_a_file_and_several_protocols(folder):
         (["--data", "npz:few.npz"], "was made for 10 classes, "),
         (["--data", "npz:large.npz"], "does not accept images of shape (1, 12, 12)"),
         (["--device", "cuda:99"], "cuda:99"),
-        (["--precision", "fp8"], "precision"),
+        (["--precision", "fp16"], "precision"),
     ],
 )
 def test_user_errors_are_one_line(folder, more, says):

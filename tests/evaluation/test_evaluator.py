@@ -228,7 +228,7 @@ REFUSED = [
     ({"seeds": 0}, "seeds must be at least 1"),
     ({"restarts": 0}, "restarts must be at least 1"),
     ({"batch_size": 0}, "batch_size must be at least 1"),
-    ({"precision": "fp16"}, "precision must be 'fp32' or 'bf16'"),
+    ({"precision": "fp16"}, "unknown precision 'fp16'"),
     ({"eps": torch.full((4,), 0.1)}, "eps must be one number here, got a tensor"),
     ({"eps": 8}, "For 8/255 write 8/255"),
     ({"protocol": "pgd"}, "unknown protocol 'pgd'"),

@@ -7,9 +7,13 @@ import torch
 from torch import nn
 
 from sparring import models
+from sparring.attacks.autoattack import Claim
 from sparring.engine.attack.replay import Replayed
+from sparring.evaluation import autoattack as parts
+from sparring.evaluation import evaluate
 from sparring.evaluation import gradient_model as tested
-from sparring.evaluation.gradient_model import gradient_model, replayed
+from sparring.evaluation import subject as subjects
+from sparring.evaluation.gradient_model import eight_bit_model, gradient_model, replayed
 from sparring.evaluation.subject import prepare
 from sparring.evaluation.verdicts import exact, is_correct
 
@@ -205,3 +209,54 @@ def test_a_model_that_is_another_one_when_replayed_is_not(small, monkeypatch, ki
     monkeypatch.setattr(tested, "on_cuda", lambda device: True)
     model = kind(small)
     assert replayed(model, few(5)) is model
+
+
+def test_without_eight_bits_gradients_are_bf16_and_say_so(small, caplog):
+    given = {"precision": "fp8", "batch_size": None}
+    subject = prepare(small, few(6), torch.zeros(6, dtype=torch.int64), **given)
+    assert subject.precision == "bf16" and subject.fast is subject.steady is not small
+    assert [record.getMessage() for record in caplog.records] == ["gradients are bf16, because fp8 needs a GPU."]
+    caplog.clear()
+    assert prepare(small.forward, few(6), torch.zeros(6, dtype=torch.int64), **given).precision == "bf16"
+    assert "because the model is no torch.nn.Module." in caplog.text
+
+
+def test_eight_bits_are_for_gradients_alone(small, monkeypatch):
+    """Square compares small differences of logits, so it asks the network in bf16."""
+    eight = nn.Sequential(small)
+    monkeypatch.setattr(subjects, "eight_bit_model", lambda model, probe, *, most: eight)
+    asked = []
+    monkeypatch.setattr(
+        parts, "attack_part", lambda part, model, x, y, **how: asked.append((part, model)) or Claim(x, y < 0)
+    )
+    x = few(6)
+    y = small(x).argmax(1)
+    result = evaluate(small, x, y, "autoattack", eps=0.1, precision="fp8", doubts=False)
+    assert result["autoattack"].precision == "fp8"
+    assert [(part, model is eight) for part, model in asked] == [
+        ("apgd-ce", True),
+        ("apgd-t", True),
+        ("fab-t", True),
+        ("square", False),
+    ]
+    assert asked[-1][1] is not small
+
+
+def test_the_network_in_eight_bits_is_checked_before_it_is_replayed(small, monkeypatch):
+    """tests/engine/manual has the network itself."""
+    eight, asked = object(), []
+    assert eight_bit_model(small, few(4), most=40) == "fp8 needs a GPU"
+    assert "not folded" in eight_bit_model(nn.Sequential(small, nn.LayerNorm(10)), few(4), most=40)
+    monkeypatch.setattr(tested, "on_cuda", lambda device: True)
+    assert "hand-written residual networks" in eight_bit_model(small, few(4), most=40)
+
+    def becomes(fused, probe):
+        fused.manual = eight
+        return ""
+
+    monkeypatch.setattr(tested, "with_eight_bits", becomes)
+    monkeypatch.setattr(tested, "fused_mismatch", lambda fused, *_, sizes: asked.append(sizes) or "it differs")
+    assert eight_bit_model(small, few(4), most=40) == "it differs" and asked == [[32, 40]]
+    monkeypatch.setattr(tested, "fused_mismatch", lambda *given, **how: "")
+    found = eight_bit_model(small, few(4), most=40)
+    assert isinstance(found, Replayed) and found.network.manual is eight

@@ -28,6 +28,7 @@ from sparring.evaluation.sanity.checks import WHY
 from sparring.evaluation.sanity.explain import page
 from sparring.training import run_folder, torchrun
 from sparring.training.checkpoint import write_text
+from sparring.training.config import Precision
 from sparring.training.distributed import Backend, World, joined, pick_device
 
 DESCRIPTION = """Measure how well a model withstands attack. The same command continues an interrupted evaluation.
@@ -65,8 +66,8 @@ class Options:
     """The first seed."""
     restarts: int | None = None
     """Random starts per seed; an example counts as robust if it withstands all of them."""
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """Precision of the gradients: bf16 is faster on a GPU. Verdicts are fp32 either way."""
+    precision: Precision = "fp32"
+    """Precision of the gradients: bf16 is faster on a GPU, and for residual networks fp8. Verdicts are fp32."""
     batch_size: int | None = None
     """The largest batch; as many images as fit unless given."""
     compiled: bool = False

@@ -93,11 +93,12 @@ def _attack(
 
 def _judge(subject: Subject, part: str, x: Tensor, y: Tensor, **how: Any) -> Tensor:
     """Two rows: whether each example withstands this part, and whether it must be attacked again in fp32."""
-    found = attack_part(part, subject.fast, x, y, **how)
+    model = subject.steady if part == "square" else subject.fast
+    found = attack_part(part, model, x, y, **how)
     right = is_correct(subject.model, found.x_adv, y)
-    if subject.fast is subject.model and not allows_tf32(x.device):
+    if model is subject.model and not allows_tf32(x.device):
         return torch.stack([right, torch.zeros_like(right)])
-    skipped = ~_seen_right(subject.fast, x, y)
+    skipped = ~_seen_right(model, x, y)
     return torch.stack([right, right & (found.claimed | skipped)])
 
 

@@ -91,7 +91,8 @@ def evaluate(
         seeds: repeats of attacks with a random start, with seeds `seed`, `seed` + 1, ...: mean and standard deviation.
             AutoAttack runs once, with the first seed.
         restarts: random starts per seed; an example counts as robust if it withstands all of them.
-        precision: of the gradients, "fp32" or "bf16". Verdicts are fp32 either way.
+        precision: of the gradients: "fp32", "bf16", or "fp8" for residual networks on GPUs that have it. Verdicts are
+            fp32 either way.
         batch_size: the largest batch; as many images as fit unless given. Only AutoAttack's draws depend on it.
         store: a folder for finished verdicts: an interrupted evaluation, called again, continues where it stopped.
         doubts: whether to check for signs that the numbers mislead (`evaluation.sanity`), on up to 256 of the images.

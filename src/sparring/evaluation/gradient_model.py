@@ -2,7 +2,8 @@
 
 The bf16 network is the engine's: batch-norm is folded into the convolutions, and the first layer reads pixels at 16
 bits. It only finds adversarial examples; the caller's model judges them (`verdicts`). A model that cannot be folded, or
-whose folded network differs from it on images, runs under autocast. Works on the CPU too, where bf16 is slower.
+whose folded network differs from it on images, runs under autocast. Works on the CPU too, where bf16 is slower. On some
+GPUs residual networks also run in eight bits.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from sparring.attacks.checks import Model
 from sparring.engine.attack.folded import NotFolded, fold, fused_mismatch, mismatch
 from sparring.engine.attack.replay import SIZES, ModelItself, Replayed
-from sparring.engine.attack_path import on_cuda
+from sparring.engine.attack_path import no_fp8, on_cuda, with_eight_bits
 from sparring.training.config import Precision
 
 
@@ -41,7 +42,7 @@ def gradient_model(
     Args:
         model: in eval mode.
         probe: a few of the images it will see.
-        precision: of the gradients.
+        precision: of the gradients, fp32 or bf16.
         most: the largest batch it will see.
         compiled: whether to torch.compile the bf16 network.
     """
@@ -51,8 +52,7 @@ def gradient_model(
         return _autocast(model)
     if probe.is_cuda and not compiled:  # fused operations are as fast as compiled ones, without the compile time
         fused = fold(model, dtype=torch.bfloat16, fused=True)
-        sizes = [*(size for size in SIZES if size < most), min(most, SIZES[-1])] if most else []
-        if not fused_mismatch(fused, model, probe.float(), sizes=sizes):
+        if not fused_mismatch(fused, model, probe.float(), sizes=_sizes(most)):
             return fused if fused.manual is None else Replayed(fused)
     network = fold(model, dtype=torch.bfloat16, fused=False)
     try:  # the forward pass of a custom network may not support bf16 or channels_last
@@ -62,6 +62,22 @@ def gradient_model(
     except (RuntimeError, TypeError):
         return _autocast(model)
     return torch.compile(network, dynamic=True) if compiled else network
+
+
+def eight_bit_model(model: Model, probe: Tensor, *, most: int) -> Model | str:
+    """The engine's network in eight bits; or why there is none. The arguments are those of `gradient_model`."""
+    if not isinstance(model, nn.Module) or (why := _why_not(model, probe)):
+        return why if isinstance(model, nn.Module) else "the model is no torch.nn.Module"
+    if not on_cuda(probe.device):
+        return no_fp8(probe.device)
+    fused = fold(model, dtype=torch.bfloat16, fused=True)
+    problem = with_eight_bits(fused, probe) or fused_mismatch(fused, model, probe.float(), sizes=_sizes(most))
+    return problem or Replayed(fused)
+
+
+def _sizes(most: int) -> list[int]:
+    """The batch sizes that kernels are compiled for."""
+    return [*(size for size in SIZES if size < most), min(most, SIZES[-1])] if most else []
 
 
 _FEW = (*range(8, 65, 8), *range(80, 257, 16))  # batch sizes at which launches take longer than their kernels

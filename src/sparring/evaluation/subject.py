@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import get_args
 
 import torch
 from torch import Tensor, nn
@@ -12,13 +14,16 @@ from torch import Tensor, nn
 from sparring.attacks.checks import HALF, Model, call, check_batch, check_labels, check_logits
 from sparring.engine import on
 from sparring.engine.attack.replay import Replayed
-from sparring.errors import RunFailed, UserError
-from sparring.evaluation.gradient_model import gradient_model
+from sparring.errors import RunFailed, UserError, unknown
+from sparring.evaluation.gradient_model import eight_bit_model, gradient_model
 from sparring.shares import WHOLE, Share
 from sparring.training.config import Precision
 
 _CPU_VALUES = 2**19  # pixels per batch on the CPU: 170 CIFAR-10 images
 _CUDA_VALUES = 2**24 - 2**22  # on a GPU: 4096 CIFAR-10 images, halved until they fit
+_EIGHT_BIT_IMAGES = 2048  # of a batch in eight bits, whose kernels count in 32 bits
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -27,6 +32,7 @@ class Subject:
 
     model: Model
     fast: Model  # what gradients are taken from
+    steady: Model  # what is asked for logits alone, whose small differences matter; in bf16 where `fast` is fp8
     x: Tensor  # (n, ...), float in [0, 1] or uint8
     y: Tensor  # (n,), int64
     device: torch.device
@@ -59,8 +65,9 @@ class Subject:
                 if len(part) == 1:
                     raise RunFailed("one image does not fit into the memory of the device.") from None
                 self.batch = len(part) // 2
-                if isinstance(self.fast, Replayed):  # its captures hold memory that a smaller batch needs
-                    self.fast.forget()
+                for network in (self.fast, self.steady):
+                    if isinstance(network, Replayed):  # its captures hold memory that a smaller batch needs
+                        network.forget()
                 torch.cuda.empty_cache()
                 parts = _even(torch.cat([part, *parts]), max(1, self.batch // parted))
                 continue
@@ -109,8 +116,8 @@ def prepare(
     share: Share = WHOLE,
 ) -> Subject:
     """Check all that can be checked before the first step. The model is in eval mode."""
-    if precision not in ("fp32", "bf16"):
-        raise UserError(f"precision must be 'fp32' or 'bf16', got {precision!r}.")
+    if precision not in get_args(Precision):
+        raise unknown("precision", str(precision), get_args(Precision))
     if batch_size is not None and batch_size < 1:
         raise UserError(f"batch_size must be at least 1, got {batch_size}.")
     check_tensors(x, y)
@@ -122,13 +129,22 @@ def prepare(
     device, dtype = _home(model, x)
     most = _CUDA_VALUES if device.type == "cuda" else _CPU_VALUES
     automatic = max(1, min(4096 if device.type == "cuda" else 500, most // x[0].numel()))
-    name = {torch.float64: "fp64"}.get(dtype, "fp32") if precision == "fp32" else precision
-    subject = Subject(model, model, x, y, device, dtype, 0, name, batch_size or automatic, share)
+    name = {torch.float64: "fp64"}.get(dtype, "fp32") if precision == "fp32" else "bf16"
+    automatic = min(automatic, _EIGHT_BIT_IMAGES) if precision == "fp8" else automatic
+    subject = Subject(model, model, model, x, y, device, dtype, 0, name, batch_size or automatic, share)
     subject.planned = subject.batch
     with on(device):
         probe, _ = subject.take(torch.arange(min(len(x), 16)))
         subject.classes = _classes(model, probe, y)
-        subject.fast = gradient_model(model, probe, precision=precision, most=subject.batch, compiled=compiled)
+        half: Precision = "fp32" if precision == "fp32" else "bf16"
+        subject.fast = gradient_model(model, probe, precision=half, most=subject.batch, compiled=compiled)
+        subject.steady = subject.fast
+        if precision == "fp8":
+            found = eight_bit_model(model, probe, most=subject.batch)
+            if isinstance(found, str):
+                _log.warning(f"gradients are bf16, because {found}.")
+            else:
+                subject.fast, subject.precision = found, precision
     return subject
 
 
