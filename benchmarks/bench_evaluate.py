@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -52,11 +53,14 @@ def main() -> None:
         default=["fp32", "bf16"],
         help="fp32, bf16, bf16-compiled",
     )
-    parser.add_argument("--aa-only", action="store_true", help="AutoAttack alone, ours in bf16 against the package")
+    parser.add_argument("--aa-only", action="store_true", help="AutoAttack alone, ours against the package")
+    parser.add_argument("--precisions", nargs="*", help="of our AutoAttack; fp32 and bf16, with --aa-only bf16")
     parser.add_argument("--package-limit", type=int, help="images of the package alone; as many as ours unless given")
     parser.add_argument("--package-batch", type=int, nargs="*", default=[250], help="250 is its default")
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
+    logging.getLogger("sparring.evaluation.autoattack").setLevel(logging.DEBUG)
+    logging.basicConfig(format="%(message)s")
     device = torch.device(asked.device)
     gpu = device.type == "cuda"
     if not gpu:
@@ -74,7 +78,7 @@ def main() -> None:
             model, x, y, asked.authors_limit or (1280 if gpu else 128), compiled="bf16-compiled" in asked.forms
         )
     if aa_limit:
-        precisions = ("bf16",) if asked.aa_only else ("fp32", "bf16")
+        precisions = tuple(asked.precisions or (("bf16",) if asked.aa_only else ("fp32", "bf16")))
         limit = min(asked.package_limit or aa_limit, aa_limit)
         report["autoattack"] = {}
         for found in autoattack(model, x[:aa_limit], y[:aa_limit], eps, precisions, limit, asked.package_batch):

@@ -10,6 +10,7 @@ steps, which cost the same for one image as for a dozen.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from typing import Any
@@ -27,6 +28,8 @@ from sparring.evaluation.result import Repeat
 from sparring.evaluation.subject import Subject
 from sparring.evaluation.verdicts import allows_tf32, exact, is_correct
 from sparring.training.distributed import ALONE, World
+
+_log = logging.getLogger(__name__)
 
 
 def run_autoattack(
@@ -86,7 +89,9 @@ def _attack(
         began = time.perf_counter()
     # Those of all processes, so that batches are what they are for one. Half batches: fp32 needs twice the memory.
     for done, right in subject.each(torch.nonzero(world.total(doubtful))[:, 0], again, parted=2):
-        ledger.enter(done, right, time.perf_counter() - began, len(done))
+        took = time.perf_counter() - began
+        _log.debug("%s again in fp32: %d images, %.1f s", part, len(done), took)
+        ledger.enter(done, right, took, len(done))
         advance(len(done))
         began = time.perf_counter()
 
