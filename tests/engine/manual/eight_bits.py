@@ -17,6 +17,13 @@ def turned(one, other):
     return 1 - F.cosine_similarity(one.flatten(1), other.flatten(1)).mean()
 
 
+def same_up_to_size(unsized, sized):
+    """Whether each image's gradient is the same but for a positive factor, and the factor is not 1 for all."""
+    factors = sized.flatten(1).norm(dim=1) / unsized.flatten(1).norm(dim=1)
+    again = unsized * factors[:, None, None, None]
+    return bool((factors != 1).any()) and float((again - sized).norm() / sized.norm()) < 0.01
+
+
 def drawn(images=5, side=8):
     draw = torch.Generator().manual_seed(0)
     return torch.rand(images, 3, side, side, generator=draw), torch.randn(images, 10, generator=draw)

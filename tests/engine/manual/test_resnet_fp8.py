@@ -28,7 +28,7 @@ from sparring.engine.triton import attack_step, conv, fp8_conv, pooling
 from sparring.models import build
 from sparring.models.resnet import BasicBlock
 from sparring.objectives import KTauPGD
-from tests.engine.manual.eight_bits import drawn, gradients, turned
+from tests.engine.manual.eight_bits import drawn, gradients, same_up_to_size, turned
 from tests.engine.recorded_graphs import simulate
 
 
@@ -154,6 +154,8 @@ def test_the_kernels_are_the_network_in_torchs_operations(made, rounds):
     assert torch.equal(again, logits[rows])
     some = ours.to_pixels(ours.back(output_gradient[rows], values, among))
     torch.testing.assert_close(some, gradient[rows][among])
+    unsized = ours.to_pixels(ours.back(output_gradient[rows], values, among, sized=False))
+    assert same_up_to_size(unsized, some)
 
 
 def test_it_is_checked_before_it_is_trusted(made, rounds, monkeypatch):

@@ -147,7 +147,7 @@ class ActiveSet:
     def _manual_step(self, manual: ManualNetwork, rows: Tensor) -> None:
         """The same with a hand-written network: its first kernel gathers the rows, and its last one moves them."""
         logits, values = manual.forward(self.x_adv, rows)
-        gradient = manual.back(self._judge_and_compact(logits, rows), values)
+        gradient = manual.back(self._judge_and_compact(logits, rows), values, sized=False)
         self._manual_move(manual, gradient, self.target)
 
     def check(self, manual: ManualNetwork) -> None:
@@ -162,7 +162,7 @@ class ActiveSet:
     def go(self, manual: ManualNetwork, size: int) -> None:
         """The second half: gradient and move of the first `size` of those that go on."""
         assert self.checked is not None
-        gradient = manual.back(*self.checked, among=self.slots[:size])
+        gradient = manual.back(*self.checked, among=self.slots[:size], sized=False)
         self._manual_move(manual, gradient, self.rows[:size])
 
     def _manual_move(self, manual: ManualNetwork, gradient: Tensor, target: Tensor) -> None:

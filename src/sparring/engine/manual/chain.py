@@ -215,7 +215,9 @@ class ManualChain:
             values.append(step.forward(values, self.tools))
         return pool_forward(values[-1], self.head.weight, self.head.bias), values
 
-    def back(self, output_gradient: Tensor, values: list[Tensor], among: Tensor | None = None) -> Tensor:
+    def back(
+        self, output_gradient: Tensor, values: list[Tensor], among: Tensor | None = None, *, sized: bool = True
+    ) -> Tensor:
         """The gradient before the stem's ReLU, from that at the logits; where given, of the images `among` alone."""
         gradient = pool_back(output_gradient, self.head.weight, values[-1], masked=True, among=among)
         from_shortcuts: FromShortcuts = {}

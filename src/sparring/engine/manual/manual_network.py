@@ -30,8 +30,13 @@ class ManualNetwork(Protocol):
     def forward(self, x: Tensor, rows: Tensor) -> tuple[Tensor, list[Tensor]]:
         """The logits of x[rows], and the values."""
 
-    def back(self, output_gradient: Tensor, values: list[Tensor], among: Tensor | None = None) -> Tensor:
-        """The gradient behind the first layer, from that at the logits; `to_pixels` and `move` go on from there."""
+    def back(
+        self, output_gradient: Tensor, values: list[Tensor], among: Tensor | None = None, *, sized: bool = True
+    ) -> Tensor:
+        """The gradient behind the first layer, from that at the logits; `to_pixels` and `move` go on from there.
+
+        For `move`, which reads signs, each image's may be off by a positive factor: not `sized`.
+        """
 
     def to_pixels(self, gradient: Tensor) -> Tensor:
         """The gradient at the pixels, in fp32."""

@@ -97,8 +97,10 @@ class Fp8ResNet:
             added, o = ops.conv_sum_relu(y, two.ahead, two.numbers, two.unit.bias, **more)
         return pool_forward(planes(o), plain.head.weight, plain.head.bias), [*values, o]
 
-    def back(self, output_gradient: Tensor, values: list[Tensor], among: Tensor | None = None) -> Tensor:
-        """The gradient at the stem's output, before its ReLU."""
+    def back(
+        self, output_gradient: Tensor, values: list[Tensor], among: Tensor | None = None, *, sized: bool = True
+    ) -> Tensor:
+        """The gradient at the stem's output, before its ReLU; not `sized`, each image's over its size."""
         ops, convs = self.ops, self.convs
         *read, last = values
         total, g, size = ops.first_back(output_gradient, self.plain.head.weight, last, self.unscaled, among=among)
@@ -109,7 +111,7 @@ class Fp8ResNet:
             more: dict[str, Any] = {"shortcut": g} if place in convs.shorts else {"added": total}
             more |= {"among": among, "stride": self.strides[place]}
             total, g = ops.conv_back_sum_relu(of_y, one.back, one.numbers, o, **more)
-        return planes(total.mul_(size[:, None, None, None]))
+        return planes(total.mul_(size[:, None, None, None]) if sized else total)
 
     def to_pixels(self, gradient: Tensor) -> Tensor:
         """The gradient at the pixels, in fp32."""

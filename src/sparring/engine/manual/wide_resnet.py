@@ -100,7 +100,9 @@ class ManualWideResNet:
         o: Tensor = self.pointwise.norm_relu(total, added, norm.scale, norm.shift, kept=kept)
         return o
 
-    def back(self, output_gradient: Tensor, values: list[Tensor], among: Tensor | None = None) -> Tensor:
+    def back(
+        self, output_gradient: Tensor, values: list[Tensor], among: Tensor | None = None, *, sized: bool = True
+    ) -> Tensor:
         """The gradient at the stem's output, before its ReLU."""
         back = self.pointwise.norm_relu_back
         *read, last = values

@@ -98,8 +98,10 @@ class Fp8WideResNet:
         head = plain.head
         return pool_forward(planes(o), head.weight, head.bias), values
 
-    def back(self, output_gradient: Tensor, values: list[Tensor], among: Tensor | None = None) -> Tensor:
-        """The gradient at the stem's output, before its ReLU."""
+    def back(
+        self, output_gradient: Tensor, values: list[Tensor], among: Tensor | None = None, *, sized: bool = True
+    ) -> Tensor:
+        """The gradient at the stem's output, before its ReLU; not `sized`, each image's over its size."""
         plain, ops, convs = self.plain, self.ops, self.convs
         read, last = values[:-1], values[-1]
         scale = plain.last.scale.flatten()
@@ -119,7 +121,7 @@ class Fp8WideResNet:
         of_o = input_gradient(planes(of_y), like, first.one.weight, (1, 1), (1, 1))
         of_short = input_gradient(planes(total), like, first.shortcut.weight, (1, 1), (0, 0))
         back: Tensor = plain.pointwise.relu_back(of_o, of_short, o, among)
-        return back.mul_(size[:, None, None, None])
+        return back.mul_(size[:, None, None, None]) if sized else back
 
     def to_pixels(self, gradient: Tensor) -> Tensor:
         """The gradient at the pixels, in fp32."""
