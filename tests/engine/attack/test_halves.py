@@ -137,12 +137,13 @@ class OneHidden:
         hidden = torch.relu(x[rows].flatten(1) @ self.inner.T - 0.5)
         return hidden @ self.outer.T, [hidden]
 
-    def back(self, output_gradient, values, among=None):
+    def back(self, output_gradient, values, among=None, *, sized=True):
         (hidden,) = values
         if among is not None:
             self.halved.append((len(output_gradient), len(among)))
             output_gradient, hidden = output_gradient[among], hidden[among]
-        return (output_gradient @ self.outer * (hidden > 0)) @ self.inner
+        gradient = (output_gradient @ self.outer * (hidden > 0)) @ self.inner
+        return gradient if sized else gradient * torch.arange(1, len(gradient) + 1)[:, None]
 
     def to_pixels(self, gradient):
         return gradient.reshape(-1, *SHAPE)
