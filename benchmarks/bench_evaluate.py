@@ -29,9 +29,9 @@ from torch import Tensor, nn
 
 from sparring import data, models
 from sparring.attacks import pgd
-from sparring.attacks.eval_mode import eval_mode
+from sparring.attacks.eval_mode import eval_mode, frozen
 from sparring.evaluation import evaluate
-from sparring.evaluation.gradient_model import frozen, gradient_model
+from sparring.evaluation.gradient_model import gradient_model
 from sparring.evaluation.protocols import find, unique_attacks
 from sparring.evaluation.starts import pgd_from
 from sparring.weights import load_model

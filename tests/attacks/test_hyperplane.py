@@ -49,6 +49,21 @@ def test_they_reach_the_hyperplane_and_no_smaller_step_does():
     assert (nearer[reached] * away[reached] > 0)[steps.abs().amax(1)[reached] > 0].all()
 
 
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("where", ["normals", "offsets"])
+def test_numbers_that_are_not_finite_lead_to_the_corner_of_the_package(bad, where):
+    points, normals, offsets = problem(0.01)
+    if where == "normals":
+        normals[::2, 5] = bad
+    else:
+        offsets[::2] = bad
+    ours = steps_to_hyperplane(points, normals, offsets)
+    theirs = projection_linf(points.clone(), normals.clone(), offsets.clone())
+    seen = theirs.isfinite().all(1)
+    assert ours.isfinite().all() and seen.sum() >= 30
+    torch.testing.assert_close(ours[seen], theirs[seen], rtol=0, atol=2e-6)
+
+
 def test_without_a_gradient_nothing_moves():
     points, normals, offsets = problem(0.1)
     assert not steps_to_hyperplane(points, torch.zeros_like(normals), offsets).any()

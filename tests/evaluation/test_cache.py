@@ -131,6 +131,32 @@ def test_another_model_or_other_images_are_not_mixed_in(trained, tmp_path, climb
     assert len(climbs) == 8 + 4 + 8 + 8
 
 
+class Scaled(nn.Module):
+    """The same weights, and another function by an attribute that is no parameter."""
+
+    def __init__(self, inside, by):
+        super().__init__()
+        self.inside, self.by = inside, by
+
+    def forward(self, x):
+        return self.by * self.inside(x)
+
+
+def test_another_function_with_the_same_weights_is_not_mixed_in(trained, tmp_path, climbs):
+    def accuracy(by):
+        model = Scaled(trained.model, by)
+        return evaluate(model, trained.x, trained.y, PROTOCOL, store=tmp_path, doubts=False)["natural"].accuracy
+
+    found = [accuracy(by) for by in (1.0, -1.0, 1.0, 1.0 + 1e-6, -1.0)]
+    assert found[0] == found[2] == found[3] > 0.8 and found[1] == found[4] < 0.1
+    assert len(climbs) == 2 * 2  # each of the two once
+    (one, two) = sorted(tmp_path.iterdir())
+    assert two.name == f"{one.name}-2"
+    (one / "logits.npy").write_bytes(b"no array")
+    assert accuracy(1.0) == found[0] and len(list(tmp_path.iterdir())) == 3
+    assert len(climbs) == 3 * 2
+
+
 def test_the_fingerprint_covers_weights_structure_images_and_labels(trained):
     one = fingerprint(trained.model, trained.x, trained.y)
     assert one == fingerprint(copy.deepcopy(trained.model), trained.x.clone(), trained.y.clone())

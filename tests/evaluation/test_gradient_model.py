@@ -211,6 +211,53 @@ def test_a_model_that_is_another_one_when_replayed_is_not(small, monkeypatch, ki
     assert replayed(model, few(5)) is model
 
 
+def test_memory_that_runs_out_for_a_few_images_does_not_shrink_the_rest(small):
+    """A small batch, or one of work that needs more, says nothing of the batches to come."""
+    x = torch.rand(40, 1, 8, 8)
+    subject = prepare(small, x, torch.zeros(40, dtype=torch.int64), precision="fp32", batch_size=40)
+    sizes = []
+
+    def work(most):
+        def fits(x, y, rows):
+            sizes.append(len(x))
+            if len(x) > most:
+                raise torch.OutOfMemoryError
+            return rows
+
+        return fits
+
+    def done(count, most, **how):
+        sizes.clear()
+        found = torch.cat([found for _, found in subject.each(torch.arange(count), work(most), **how)])
+        assert found.tolist() == [*range(count)]
+        return subject.batch
+
+    assert done(10, 6) == 40 and sizes == [10, 5, 5]
+    assert done(40, 16, parted=2) == 40 and sizes == [20, 10, 10, 10, 10]
+    assert done(40, 30) == 20 and sizes == [40, 20, 20]
+
+
+@pytest.mark.parametrize("kind", [nn.Identity, Viewed])
+def test_a_float64_model_keeps_its_precision(kind, caplog):
+    """Folded or not: bf16 would need copies of another type."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = (nn.Sequential(nn.Flatten(), nn.Linear(48, 3)) if kind is nn.Identity else kind()).double().eval()
+    x = torch.rand(6, 3, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    y = model(x).argmax(1)
+    for precision in ("bf16", "fp8"):
+        caplog.clear()
+        result = evaluate(model, x, y, "quick", eps=0.1, precision=precision, doubts=False)
+        assert result["pgd10"].precision == "fp64"
+        assert f"gradients are float64, as the model is, and not {precision}." in caplog.text
+
+
+def test_autocast_around_an_evaluation_is_not_the_model_s(small):
+    x = few(6)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        evaluate(small, x, small(x).argmax(1), "quick", eps=0.1, doubts=False)
+
+
 def test_without_eight_bits_gradients_are_bf16_and_say_so(small, caplog):
     given = {"precision": "fp8", "batch_size": None}
     subject = prepare(small, few(6), torch.zeros(6, dtype=torch.int64), **given)

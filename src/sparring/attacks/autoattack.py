@@ -4,13 +4,15 @@ The package decides how each part searches; this adapter passes it examples, kee
 from the caller, and returns which examples it claims to have broken. `evaluation` judges the claims. Two deviations,
 where the package would crash: no more target classes than there are wrong ones, and with fewer than four classes (the
 targeted DLR loss reads four logits) untargeted APGD-DLR, or with two classes nothing, in place of targeted APGD. FAB's
-projections in the L-infinity norm are computed without sorting (hyperplane.py), to the same points up to rounding. The
-package is imported when it is first used.
+projections in the L-infinity norm are computed without sorting (hyperplane.py), to the same points up to rounding. A
+pixel whose gradient is NaN has none, and an image with NaN in it is no success. The package is imported when it is
+first used.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -21,6 +23,7 @@ from torch import Tensor
 
 from sparring.attacks import ball
 from sparring.attacks.checks import Model, call, check_batch
+from sparring.attacks.eval_mode import frozen
 from sparring.attacks.hyperplane import steps_to_hyperplane
 from sparring.attacks.threat import Norm, check_norm, check_radius
 from sparring.errors import UserError, unknown
@@ -28,6 +31,7 @@ from sparring.errors import UserError, unknown
 Version = Literal["standard", "rand"]
 PARTS = ("apgd-ce", "apgd-t", "apgd-dlr", "fab-t", "square")
 _MOST_TARGETS = 9  # of the standard version
+_LOCK = threading.Lock()
 _NAMES = {"linf": "Linf", "l2": "L2"}  # in pyautoattack's words
 
 
@@ -82,16 +86,30 @@ def attack_part(
 
     def logits(images: Tensor) -> Tensor:
         # The package works in float32 and writes into the logits it gets.
-        return call(model, images.to(x.dtype)).float().clone()
+        return call(model, _Clean.apply(images).to(x.dtype)).float().clone()  # type: ignore[no-untyped-call]
 
     images = x.detach().float()
-    with torch.no_grad(), torch.random.fork_rng(devices=_cuda(x)), _silenced():
+    with torch.no_grad(), frozen(model), _alone(x):
         classes = call(model, x[:1]).shape[1]
         suite = _suite()(logits, eps=eps, norm=_NAMES[norm], device=x.device, version=version, seed=seed)
         found = _perturb(suite, part, images, y, targets=min(_MOST_TARGETS, classes - 1))
-    claimed = (found != images).flatten(1).any(dim=1)
+        claimed = (found != images).flatten(1).any(dim=1) & found.flatten(1).isfinite().all(dim=1)
+        if x.dtype != images.dtype:  # the package skips what is wrong once it is rounded, which is a point of the ball
+            claimed |= logits(images).argmax(dim=1) != y
     x_adv = torch.where(claimed.view(-1, *[1] * (x.ndim - 1)), ball.project(found.to(x.dtype), x, eps, norm), x)
     return Claim(x_adv.detach(), claimed)
+
+
+class _Clean(torch.autograd.Function):
+    """The images themselves, with gradients whose NaN are 0."""
+
+    @staticmethod
+    def forward(ctx: Any, images: Tensor) -> Tensor:
+        return images.view_as(images)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return gradients[0].nan_to_num(0.0)
 
 
 def _suite() -> Any:
@@ -138,12 +156,18 @@ def _cuda(x: Tensor) -> list[torch.device]:
 
 
 @contextmanager
-def _silenced() -> Iterator[None]:
-    """Silence the package's log: `evaluation.sanity` checks for the same flaws."""
-    logger = logging.getLogger("auto-attack")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
+def _alone(x: Tensor) -> Iterator[None]:
+    """What the package needs of global state, for one thread at a time: random numbers, its log, torch's default type.
+
+    The log is silenced, because `evaluation.sanity` checks for the same flaws.
+    """
+    logger, standard = logging.getLogger("auto-attack"), torch.get_default_dtype()
+    with _LOCK, torch.random.fork_rng(devices=_cuda(x)):
+        level = logger.level
+        try:
+            logger.setLevel(logging.CRITICAL)
+            torch.set_default_dtype(torch.float32)
+            yield
+        finally:
+            torch.set_default_dtype(standard)
+            logger.setLevel(level)

@@ -39,11 +39,12 @@ def corners(x: Tensor, eps: Radius) -> tuple[Tensor, Tensor]:
 def steepest(gradient: Tensor, norm: Norm = "linf") -> Tensor:
     """The step of length 1 along which a linear loss grows most: the sign, or in L2 the gradient over its length.
 
-    An image without a gradient gets no step. The largest entry is divided out first, so that a gradient whose squares
-    underflow (a confident model) still has a direction.
+    An image without a gradient gets no step, nor does a pixel whose gradient is NaN. The largest entry is divided out
+    first, so that a gradient whose squares underflow (a confident model) still has a direction.
     """
     if norm == "linf":
-        return gradient.sign()
+        return gradient.sign()  # of NaN it is 0
+    gradient = gradient.nan_to_num(0.0)
     largest = gradient.flatten(1).abs().amax(dim=1).view(-1, *[1] * (gradient.ndim - 1))
     scaled = gradient / torch.where(largest > 0, largest, 1.0)
     length = lengths(scaled)

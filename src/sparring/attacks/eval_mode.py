@@ -30,6 +30,19 @@ def eval_mode(model: Model) -> Iterator[None]:
             module.training = training
 
 
+@contextmanager
+def frozen(model: Model) -> Iterator[None]:
+    """Switch off the parameters' gradients during an attack: FAB calls backward(), which would fill .grad."""
+    asking = [p for p in model.parameters() if p.requires_grad] if isinstance(model, nn.Module) else []
+    try:
+        for parameter in asking:
+            parameter.requires_grad_(False)
+        yield
+    finally:
+        for parameter in asking:
+            parameter.requires_grad_(True)
+
+
 def fresh_generator(x: Tensor) -> torch.Generator:
     """A generator seeded by the operating system: the global random state is neither read nor moved."""
     generator = torch.Generator(device=x.device)

@@ -17,7 +17,8 @@ _GROWS = 1 + 1e-6  # below this, a change is rounding
 def steps_to_hyperplane(points: Tensor, normals: Tensor, offsets: Tensor) -> Tensor:
     """The smallest steps, by their largest number, after which normals * (points + step) = offsets.
 
-    Where the hyperplane misses the box, the steps lead to the corner that is nearest to it.
+    Where the hyperplane misses the box, the steps lead to the corner that is nearest to it; so they do, as in
+    pyautoattack, where numbers are NaN or infinite.
 
     Args:
         points: (n, pixels), in [0, 1].
@@ -25,7 +26,7 @@ def steps_to_hyperplane(points: Tensor, normals: Tensor, offsets: Tensor) -> Ten
         offsets: (n,).
     """
     away = (normals * points).sum(1, keepdim=True) - offsets[:, None]
-    up = (normals < 0) == (away >= 0)  # pixels that grow
+    up = torch.where(away >= 0, normals < 0, normals > 0)  # pixels that grow
     room, weight, need = torch.where(up, 1 - points, points), normals.abs(), away.abs()
     largest = need / weight.sum(1, keepdim=True).clamp(min=1e-30)  # if no pixel met the end of its room
     for _ in range(_MOST):
@@ -36,5 +37,6 @@ def steps_to_hyperplane(points: Tensor, normals: Tensor, offsets: Tensor) -> Ten
         if not bool((found > largest * _GROWS).any()):
             break
         largest = torch.maximum(largest, found)
-    step = torch.minimum(largest, room)
+    reached = largest.isfinite() & weight.isfinite().all(1, keepdim=True)
+    step = torch.where(reached, torch.minimum(largest, room), room)
     return torch.where(up, step, -step) * (normals != 0)

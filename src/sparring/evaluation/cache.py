@@ -2,7 +2,8 @@
 
 A store is a folder. It has one subfolder per (weights, data), named by their sha256, so that verdicts of another model
 or other images are never mixed in; there, one file per attack, seed and restart: which examples were judged, which are
-correct, and the seconds it took. Files are written atomically.
+correct, and the seconds it took. Models with the same weights and another code are told apart by their logits on a few
+images, which lie there too. Files are written atomically.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ from torch import Tensor, nn
 from sparring.attacks.checks import Model
 from sparring.errors import UserError
 from sparring.evaluation.protocols import Settings
-from sparring.files.json_text import Damaged, read_bytes
+from sparring.files.json_text import Damaged, Unreadable, read_bytes
 from sparring.files.leftovers import sweep
 from sparring.training.checkpoint import replacing
 from sparring.training.distributed import ALONE, World
 
+_LOGITS = "logits.npy"
 _ROOM = 8192  # bytes of a file besides its verdicts
 
 
@@ -165,8 +167,10 @@ def _facts(settings: Settings) -> dict[str, Any]:
     return {name: value for name, value in asdict(settings).items() if (name, value) != ("norm", "linf")}
 
 
-def open_store(folder: Path | None, model: Model, x: Tensor, y: Tensor, world: World = ALONE) -> Store:
-    """The store for this model and these images."""
+def open_store(
+    folder: Path | None, model: Model, x: Tensor, y: Tensor, world: World = ALONE, *, logits: Tensor
+) -> Store:
+    """The store for this model and these images. `logits`: the model's on some of them."""
     if folder is None:
         return Store(None, len(x), world)
     if not isinstance(model, nn.Module):
@@ -174,7 +178,38 @@ def open_store(folder: Path | None, model: Model, x: Tensor, y: Tensor, world: W
             "only the evaluation of an nn.Module can be resumed: a plain function has no weights to identify it by. "
             "Leave out store, or wrap the function in an nn.Module."
         )
-    return Store(folder / fingerprint(model, x, y)[:16], len(x), world)
+    name = fingerprint(model, x, y)[:16]
+    chosen = _place(folder, name, logits.double().cpu().numpy()) if world.first else None
+    return Store(folder / world.from_first(chosen), len(x), world)
+
+
+def _place(folder: Path, name: str, logits: NDArray[Any]) -> str:
+    """The name of the subfolder whose model had these logits, rounding apart; a new one has them from now on."""
+    number = 1
+    while True:
+        name_here = name if number == 1 else f"{name}-{number}"
+        path = folder / name_here / _LOGITS
+        if not path.parent.exists():
+            Store(path.parent, 0)
+            with replacing(path) as temporary, temporary.open("wb") as file:
+                np.save(file, logits)
+            return name_here
+        if _same_logits(path, logits):
+            return name_here
+        number += 1
+
+
+def _same_logits(path: Path, logits: NDArray[Any]) -> bool:
+    if not path.exists():
+        return False
+    try:
+        kept = _array(read_bytes(path, most=logits.nbytes + _ROOM))
+    except Unreadable:
+        raise
+    except Exception:  # whatever numpy raises about content: of another model, for all that is known
+        return False
+    near = 1e-3 * float(np.abs(np.nan_to_num(kept)).max(initial=0.0))
+    return kept.shape == logits.shape and np.allclose(kept, logits, rtol=0.0, atol=near, equal_nan=True)
 
 
 def fingerprint(model: nn.Module, x: Tensor, y: Tensor) -> str:

@@ -27,8 +27,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from sparring._version import __version__
-from sparring.attacks.checks import Model, check_model
-from sparring.attacks.eval_mode import eval_mode
+from sparring.attacks.checks import Model, call, check_model
+from sparring.attacks.eval_mode import eval_mode, frozen
 from sparring.attacks.threat import Norm, refuse_tensors
 from sparring.data import Dataset, as_test_split
 from sparring.engine import on
@@ -36,20 +36,20 @@ from sparring.errors import RunFailed, UserError
 from sparring.evaluation.autoattack import run_autoattack
 from sparring.evaluation.cache import Store, fingerprint, open_store
 from sparring.evaluation.estimate import announcement
-from sparring.evaluation.gradient_model import frozen
 from sparring.evaluation.progress import BySteps, Task, meter
 from sparring.evaluation.protocols import Protocol, Settings, UniqueAttack, find, radius_of, unique_attacks
 from sparring.evaluation.result import WORST, AttackResult, Repeat, Result, check_about
 from sparring.evaluation.sanity import measure
 from sparring.evaluation.starts import Starts, pgd_from
 from sparring.evaluation.subject import Subject, check_tensors, prepare
-from sparring.evaluation.verdicts import allows_tf32, is_correct
+from sparring.evaluation.verdicts import allows_tf32, exact, is_correct
 from sparring.seeds import check_seed
 from sparring.training.config import Precision
 from sparring.training.distributed import ALONE, World
 
 _log = logging.getLogger("sparring")
 _NATURAL = Settings(eps=0.0, loss="")
+_PROBE = 16  # images by whose logits a model is told from another one with the same weights
 _DOUBTED = 256  # images that the sanity checks run on
 
 
@@ -135,11 +135,13 @@ def evaluate(
                 f"{math.ceil(len(x) / world.size)} would give each of them one."
             )
         if world.grouped and isinstance(model, nn.Module):
-            world.agree({"model or images": fingerprint(model, x, y), "settings": repr((attacks, seeds, seed, how))})
+            settings = repr((attacks, seeds, seed, how, subject.precision))
+            world.agree({"model or images": fingerprint(model, x, y), "settings": settings})
         held.enter_context(on(subject.device))
         held.enter_context(_own_randomness(subject.device, seed))
         with world.together():
-            verdicts = open_store(None if store is None else Path(store), model, x, y, world)
+            kept = None if store is None else Path(store)
+            verdicts = open_store(kept, model, x, y, world, logits=_probed(subject))
         task = held.enter_context(meter(progress and world.first))
         natural = _natural(subject, verdicts, task, norm)
         if progress and world.first and subject.device.type == "cpu":
@@ -204,6 +206,14 @@ def _cut(x: Tensor, y: Tensor, *, limit: int | None, protocols: Sequence[Protoco
         own = [protocol.limit for protocol in protocols]
         limit = None if None in own else max(limit for limit in own if limit is not None)
     return x[:limit], y[:limit]
+
+
+@torch.no_grad()
+def _probed(subject: Subject) -> Tensor:
+    """The model's logits on a few images; the global random state is where it was."""
+    images, _ = subject.take(torch.arange(min(len(subject.x), _PROBE)))
+    with exact(subject.device), torch.random.fork_rng(devices=[subject.device] if images.is_cuda else []):
+        return call(subject.model, images)
 
 
 def _natural(subject: Subject, store: Store, task: Task, norm: Norm) -> AttackResult:

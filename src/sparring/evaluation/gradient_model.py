@@ -8,9 +8,6 @@ GPUs residual networks also run in eight bits.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
 from torch import Tensor, nn
 
@@ -19,19 +16,6 @@ from sparring.engine.attack.folded import NotFolded, fold, fused_mismatch, misma
 from sparring.engine.attack.replay import SIZES, ModelItself, Replayed
 from sparring.engine.attack_path import no_fp8, on_cuda, with_eight_bits
 from sparring.training.config import Precision
-
-
-@contextmanager
-def frozen(model: Model) -> Iterator[None]:
-    """Switch off the parameters' gradients during an attack: FAB calls backward(), which would fill .grad."""
-    asking = [p for p in model.parameters() if p.requires_grad] if isinstance(model, nn.Module) else []
-    try:
-        for parameter in asking:
-            parameter.requires_grad_(False)
-        yield
-    finally:
-        for parameter in asking:
-            parameter.requires_grad_(True)
 
 
 def gradient_model(
@@ -46,7 +30,7 @@ def gradient_model(
         most: the largest batch it will see.
         compiled: whether to torch.compile the bf16 network.
     """
-    if precision == "fp32":
+    if precision == "fp32" or probe.dtype == torch.float64:
         return model
     if not isinstance(model, nn.Module) or _why_not(model, probe):
         return _autocast(model)
@@ -66,8 +50,10 @@ def gradient_model(
 
 def eight_bit_model(model: Model, probe: Tensor, *, most: int) -> Model | str:
     """The engine's network in eight bits; or why there is none. The arguments are those of `gradient_model`."""
-    if not isinstance(model, nn.Module) or (why := _why_not(model, probe)):
-        return why if isinstance(model, nn.Module) else "the model is no torch.nn.Module"
+    if not isinstance(model, nn.Module):
+        return "the model is no torch.nn.Module"
+    if why := _why_not(model, probe):
+        return f"the model cannot be folded: {why}"
     if not on_cuda(probe.device):
         return no_fp8(probe.device)
     fused = fold(model, dtype=torch.bfloat16, fused=True)
@@ -116,7 +102,7 @@ def _why_not(model: nn.Module, probe: Tensor) -> str:
     """Why the model is not folded; empty where folding keeps its function, in its own precision on the probe."""
     first = next(model.parameters(), None)
     if first is None or probe.ndim != 4:
-        return "it has no weights, or does not read images"
+        return "it needs weights and images"
     try:
         return mismatch(fold(model, dtype=first.dtype, fused=False), model, probe)
     except NotFolded as error:

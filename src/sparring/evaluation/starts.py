@@ -71,13 +71,12 @@ def pgd_from(
 ) -> Tensor:
     """The images after `steps` steps of PGD from `start`, bitwise those of `attacks.pgd`.
 
-    The model runs as it is given: eval mode is the caller's part. A pixel whose gradient is NaN stays. `each_step` is
-    called at every step.
+    The model runs as it is given: eval mode is the caller's part. `each_step` is called at every step.
     """
 
-    def steepest_or_stay(gradient: Tensor, _rows: Tensor) -> Tensor:
+    def steepest(gradient: Tensor, _rows: Tensor) -> Tensor:
         each_step()
-        return ball.steepest(gradient.nan_to_num(0.0), norm)
+        return ball.steepest(gradient, norm)
 
     return pgd_loop(
         partial(call, model),
@@ -89,5 +88,5 @@ def pgd_from(
         steps=steps,
         norm=norm,
         loss=InnerLoss(loss, model, x),
-        direction=steepest_or_stay,
+        direction=steepest,
     ).x_adv

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import get_args
 
@@ -16,6 +17,7 @@ from sparring.engine import on
 from sparring.engine.attack.replay import Replayed
 from sparring.errors import RunFailed, UserError, unknown
 from sparring.evaluation.gradient_model import eight_bit_model, gradient_model
+from sparring.evaluation.verdicts import exact
 from sparring.shares import WHOLE, Share
 from sparring.training.config import Precision
 
@@ -59,19 +61,26 @@ class Subject:
         parts = self._own(rows, parted)
         while parts:
             part = parts.pop(0)
-            try:
+            found = None
+            with suppress(torch.OutOfMemoryError):  # whose traceback holds memory
                 found = work(*self.take(part), part)
-            except torch.OutOfMemoryError:
+            if found is None:
                 if len(part) == 1:
-                    raise RunFailed("one image does not fit into the memory of the device.") from None
-                self.batch = len(part) // 2
-                for network in (self.fast, self.steady):
-                    if isinstance(network, Replayed):  # its captures hold memory that a smaller batch needs
-                        network.forget()
-                torch.cuda.empty_cache()
-                parts = _even(torch.cat([part, *parts]), max(1, self.batch // parted))
+                    raise RunFailed("one image does not fit into the memory of the device.")
+                half = len(part) // 2
+                if parted == 1 and len(part) > self.batch // 2:  # a batch as large as the next attacks would take
+                    self.batch = half
+                self._release()
+                parts = _even(torch.cat([part, *parts]), half)
                 continue
             yield part, found
+
+    def _release(self) -> None:
+        """Give back memory that a smaller batch needs: that of captures, and what torch keeps."""
+        for network in (self.fast, self.steady):
+            if isinstance(network, Replayed):
+                network.forget()
+        torch.cuda.empty_cache()
 
     def count(self, rows: Tensor) -> int:
         """How many of these rows `each` gives to this process."""
@@ -129,22 +138,24 @@ def prepare(
     device, dtype = _home(model, x)
     most = _CUDA_VALUES if device.type == "cuda" else _CPU_VALUES
     automatic = max(1, min(4096 if device.type == "cuda" else 500, most // x[0].numel()))
-    name = {torch.float64: "fp64"}.get(dtype, "fp32") if precision == "fp32" else "bf16"
-    automatic = min(automatic, _EIGHT_BIT_IMAGES) if precision == "fp8" else automatic
+    name = "fp64" if dtype == torch.float64 else "fp32" if precision == "fp32" else "bf16"
+    if name == "fp64" and precision != "fp32":
+        _log.warning(f"gradients are float64, as the model is, and not {precision}.")
     subject = Subject(model, model, model, x, y, device, dtype, 0, name, batch_size or automatic, share)
-    subject.planned = subject.batch
     with on(device):
         probe, _ = subject.take(torch.arange(min(len(x), 16)))
         subject.classes = _classes(model, probe, y)
         half: Precision = "fp32" if precision == "fp32" else "bf16"
         subject.fast = gradient_model(model, probe, precision=half, most=subject.batch, compiled=compiled)
         subject.steady = subject.fast
-        if precision == "fp8":
-            found = eight_bit_model(model, probe, most=subject.batch)
+        if precision == "fp8" and name == "bf16":
+            few = batch_size or min(automatic, _EIGHT_BIT_IMAGES)
+            found = eight_bit_model(model, probe, most=few)
             if isinstance(found, str):
                 _log.warning(f"gradients are bf16, because {found}.")
             else:
-                subject.fast, subject.precision = found, precision
+                subject.fast, subject.precision, subject.batch = found, precision, few
+    subject.planned = subject.batch
     return subject
 
 
@@ -167,7 +178,8 @@ def _home(model: Model, x: Tensor) -> tuple[torch.device, torch.dtype]:
 def _classes(model: Model, probe: Tensor, y: Tensor) -> int:
     """The number of classes of the model, checked against the images and labels."""
     try:
-        logits = call(model, probe)
+        with exact(probe.device):  # as verdicts are, whatever surrounds the call
+            logits = call(model, probe)
     except torch.OutOfMemoryError:
         raise RunFailed(f"{len(probe)} images do not fit into the memory of the device.") from None
     check_logits(logits, probe, y[:0])

@@ -21,10 +21,9 @@ import torch
 from torch import Tensor
 
 from sparring.attacks.checks import Model
-from sparring.attacks.eval_mode import eval_mode
+from sparring.attacks.eval_mode import eval_mode, frozen
 from sparring.attacks.threat import check_radius
 from sparring.errors import UserError, unknown
-from sparring.evaluation.gradient_model import frozen
 from sparring.evaluation.subject import prepare
 from sparring.paper.extremes import Extremes, ProgressCallback, Strongest, extremes
 from sparring.seeds import check_seed, generator

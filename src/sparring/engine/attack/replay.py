@@ -127,7 +127,7 @@ class _Pair:
     gradient: Tensor
 
     def __init__(self, manual: _Passes, shape: tuple[int, ...], device: torch.device) -> None:
-        self.x = torch.zeros(shape, device=device)
+        self.x = torch.zeros(shape, dtype=torch.float32, device=device)
         self.rows = torch.arange(len(self.x), device=device)
         self.serial = 0  # number of the forward pass that the values belong to
         self.values: list[Tensor] = []
