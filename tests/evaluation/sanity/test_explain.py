@@ -32,9 +32,9 @@ def test_the_index_lists_every_doubt_with_its_reason() -> None:
 
 def test_documents_count_the_doubts() -> None:
     root = Path(__file__).parents[3]
-    assert len(WHY) == 15
-    assert "Fifteen checks" in (root / "docs/guides/evaluating-a-claim.md").read_text(encoding="utf-8")
-    assert "fifteen named doubts" in (root / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert len(WHY) == 16
+    assert "Sixteen checks" in (root / "docs/guides/evaluating-a-claim.md").read_text(encoding="utf-8")
+    assert "sixteen named doubts" in (root / "CHANGELOG.md").read_text(encoding="utf-8")
 
 
 def test_the_guide_tells_what_was_measured() -> None:

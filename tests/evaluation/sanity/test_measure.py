@@ -132,6 +132,12 @@ def overflowing(net: nn.Module, x: Tensor) -> Tensor:
     return net(x) / 0.0
 
 
+def rooted(net: nn.Module, x: Tensor) -> Tensor:
+    """The same logits; the root has no gradient where the first pixels are dark."""
+    dark = x.flatten(1)[:, :2].sum(1)
+    return net(x) + 0 * (dark * (dark > 0.5)).square().sqrt()[:, None]
+
+
 BROKEN: list[tuple[str, Callable[[], Forward], set[str]]] = [
     (
         "quantised",
@@ -159,6 +165,7 @@ BROKEN: list[tuple[str, Callable[[], Forward], set[str]]] = [
     ("batch_normed", lambda: batch_normed, {"batch-dependence"}),
     ("cut", lambda: cut, {"non-differentiable"}),
     ("overflowing", lambda: overflowing, {"logits-not-finite"}),
+    ("rooted", lambda: rooted, {"gradients-not-finite"}),
     ("cut_behind", lambda: cut_behind, {"non-differentiable"}),
     ("through_numpy", lambda: through_numpy, {"non-differentiable"}),
 ]

@@ -23,6 +23,7 @@ WHY = {
     "probabilities-not-logits": "a softmax inside the model flattens the loss, which blinds attacks made for logits.",
     "batch-dependence": "a prediction that depends on the other images in the batch is not a property of the image.",
     "non-differentiable": "no gradient reaches the image, so a gradient attack cannot even start.",
+    "gradients-not-finite": "where a gradient is NaN or infinite an attack loses its way, though the logits are fine.",
     "zero-gradients": "where the gradient is zero PGD does not move, so the image counts as robust unattacked.",
     "vanishing-gradients": "a saturated loss leaves a gradient of rounding errors, and PGD follows those.",
     "loss-does-not-grow": "an attack that does not increase the loss is not attacking: its gradient is no use.",
@@ -112,6 +113,14 @@ def batch_dependence(full: Tensor, fewer: Tensor, where: str) -> str | None:
     if not far > SAME_BATCH:
         return None
     return f"{where} the logits of the same {len(fewer)} images differ by {far:.2g} of their spread."
+
+
+def gradients_not_finite(*sizes: Tensor) -> str | None:
+    """Whether an image has a gradient that is no number; the arguments are max |gradient| per image at some points."""
+    bad = torch.stack([~size.isfinite() for size in sizes]).any(dim=0)
+    if not bad.any():
+        return None
+    return f"It has NaN or infinite numbers at {_of(bad)} images, or at random points near them."
 
 
 def zero_gradients(of_ce: Tensor, of_margin: Tensor) -> str | None:

@@ -144,6 +144,11 @@ def _measure(
     if isinstance(gradients, str):
         return {**found, "non-differentiable": gradients}
     of_ce, of_margin = gradients
+    draws = torch.Generator(device=x.device).manual_seed(seed)  # of its own: the other checks have the same as without
+    nearby = ball.random_start(x, eps=eps, start="uniform", generator=draws, norm=norm)
+    around = probes.gradients(model, nearby, y)
+    sizes = gradients if isinstance(around, str) else (*gradients, *around)
+    found["gradients-not-finite"] = checks.gradients_not_finite(*sizes)
     found["zero-gradients"] = checks.zero_gradients(of_ce[clean], of_margin[clean])
     found["vanishing-gradients"] = checks.vanishing_gradients(of_ce[clean], of_margin[clean])
 
