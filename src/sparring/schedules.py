@@ -33,7 +33,7 @@ def number(text: str) -> float:
     except (ValueError, ZeroDivisionError):
         value = math.nan
     if not math.isfinite(value):
-        raise UserError(f"{text!r} is not a number. Write for example 0.031 or 8/255.")
+        raise UserError(f"{text!r} is not a number. Write for example 8.5, 0.031 or 8/255.")
     return value
 
 

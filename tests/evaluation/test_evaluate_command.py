@@ -96,3 +96,11 @@ def test_help_shows_an_example(capsys):
     assert left.value.code == 0
     printed = capsys.readouterr().out
     assert "sparring evaluate runs/" in printed and "trades-random" in printed
+
+
+def test_a_result_is_named_by_the_precision_that_it_has(folder, caplog):
+    assert run(words(folder, "--precision", "fp8")) == 0
+    assert "gradients are bf16, because" in caplog.text
+    (written,) = (folder / "evaluation").glob("*.json")
+    assert written.name == "quick-limit40-bf16.json"
+    assert [record["precision"] for record in json.loads(written.read_text())["records"]] == ["fp32", "bf16", "bf16"]

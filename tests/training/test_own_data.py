@@ -169,6 +169,7 @@ def test_cutmix_is_learned_from_mixed_labels(tiny, digits):
         ({"extra": "npz:"}, "extra must be npz:FILE"),
         ({"extra": "npz:a.npz", "extra_fraction": 1.0}, "extra_fraction must lie in"),
         ({"extra_fraction": "0.7"}, "extra_fraction must lie in"),
+        ({"extra_fraction": 0.5}, "extra_fraction 0.5 is a share of extra images. Give them"),
         ({"augment": "crop-flip+cutmx:1"}, "Did you mean 'cutmix'"),
     ],
 )

@@ -169,6 +169,7 @@ def _run(asked: Options, device: torch.device, world: World) -> int:
         raise failure from None
     if not world.first:
         return 0
+    asked = replace(asked, precision=_used(asked, result))
     files = [folder / f"{_name(asked)}.json", *([asked.json] if asked.json else [])]
     kept, trouble = [], None
     for path in files:
@@ -247,6 +248,14 @@ def _threat_of(asked: Options) -> Options:
         return replace(asked, norm=norm)
     print(f"note: measured as it was trained, in the ball of radius {trained.radius:.4g} in {norm}.")
     return replace(asked, norm=norm, eps=trained.radius)
+
+
+def _used(asked: Options, result: Result) -> Precision:
+    """The precision that gradients really had: the one that was asked for may not be possible here."""
+    used = {record.precision for record in result} & {"bf16", "fp8"}
+    if asked.precision == "fp32" or not used:
+        return "fp32"
+    return "fp8" if "fp8" in used else "bf16"
 
 
 def _name(asked: Options) -> str:

@@ -15,6 +15,9 @@ from sparring.errors import UserError
 _KEYS = (("x_train", "y_train"), ("image", "label"), ("x", "y"))
 
 
+EXTRA_FRACTION = 0.7  # of a batch, unless given
+
+
 def check_extra(spec: str, fraction: float) -> None:
     """Refuse a source of extra images that is none, or a share that is none."""
     if not isinstance(spec, str) or (spec and not spec.startswith("npz:")) or spec == "npz:":
@@ -22,6 +25,8 @@ def check_extra(spec: str, fraction: float) -> None:
         raise UserError(f"extra must be npz:FILE, a file with x_train and y_train, got {found}.")
     if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 < fraction < 1:
         raise UserError(f"extra_fraction must lie in (0, 1), got {fraction!r}. Write for example 0.7.")
+    if not spec and fraction != EXTRA_FRACTION:
+        raise UserError(f"extra_fraction {fraction:g} is a share of extra images. Give them: extra='npz:FILE'.")
 
 
 def load_extra(spec: str, *, classes: int) -> tuple[Split, str]:
