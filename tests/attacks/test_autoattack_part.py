@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from sparring.attacks import friendly_pgd, pgd
+from sparring.attacks import autoattack, friendly_pgd, pgd
 from sparring.attacks.autoattack import attack_part
 
 
@@ -54,6 +54,16 @@ def test_gradients_that_are_nan_neither_break_an_image_nor_save_it(part, norm, e
     ours, smooth = stands(Rough(), part, eps, norm), stands(net(), part, eps, norm)
     assert 0 < smooth.sum() < 24
     assert abs(int(ours.sum()) - int(smooth.sum())) <= 2
+
+
+def test_an_image_of_nan_is_no_success(monkeypatch):
+    x, y = batch(net(), 4)
+    spoilt = x.clone()
+    spoilt[1] += 0.01
+    spoilt[2, 0, 3, 3] = torch.nan
+    monkeypatch.setattr(autoattack, "_perturb", lambda *_, **__: spoilt)
+    found = attack_part("apgd-ce", net(), x, y, eps=0.05)
+    assert found.claimed.tolist() == [False, True, False, False] and torch.equal(found.x_adv[2], x[2])
 
 
 @pytest.mark.parametrize("attack", [pgd, friendly_pgd])

@@ -68,7 +68,7 @@ class Subject:
                 if len(part) == 1:
                     raise RunFailed("one image does not fit into the memory of the device.")
                 half = len(part) // 2
-                if parted == 1 and len(part) > self.batch // 2:  # a batch as large as the next attacks would take
+                if len(part) > self.batch // 2:  # a batch as large as the next attacks would take
                     self.batch = half
                 self._release()
                 parts = _even(torch.cat([part, *parts]), half)

@@ -208,6 +208,20 @@ def test_a_broken_model_raises_its_doubts(
     assert expected <= names(found), f"{name}: {found}"
 
 
+def test_gradients_are_looked_at_beside_the_images_too(nets: dict, unseen: tuple[Tensor, Tensor]) -> None:
+    x, y = unseen
+    brightest = x.flatten(1).sum(1).max() + 1e-3
+
+    def rooted_beyond(net: nn.Module, x: Tensor) -> Tensor:
+        left = brightest - x.flatten(1).sum(1)
+        return net(x) + 0 * (left * (left > 0)).square().sqrt()[:, None]
+
+    model = Broken(nets["robust", 0], rooted_beyond).eval()
+    (gradient,) = torch.autograd.grad(model(x.requires_grad_()).sum(), x)
+    assert gradient.isfinite().all()
+    assert "gradients-not-finite" in names(doubts(model, x.detach(), y, eps=0.3))
+
+
 def test_every_doubt_has_a_broken_model() -> None:
     proved = set().union(*(expected for _, _, expected in BROKEN)) | {"train-mode"}
     assert proved == set(WHY)
