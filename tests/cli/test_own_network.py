@@ -86,6 +86,9 @@ def test_from_training_to_export(sparring, module):
         assert result.code == 0, result.err
         assert Path("imported").exists()
     forget(module)
+    finished = sparring("train", "--out", "run", "--resume")
+    finished.user_error("no path from a file is followed")
+    assert not finished.out
     for attempt in (
         lambda: library.load_model("run"),
         lambda: library.train(out="run", resume=True),

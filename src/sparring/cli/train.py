@@ -23,6 +23,7 @@ from sparring.cli.signals import stopped
 from sparring.data import Dataset, load
 from sparring.engine import EngineKind
 from sparring.errors import RunFailed, UserError, unknown
+from sparring.models.own import unnamed
 from sparring.objectives import OBJECTIVES, Objective
 from sparring.training import run_folder, torchrun
 from sparring.training.advice import notes
@@ -96,6 +97,8 @@ def _run(recipe: str, options: Options, given: set[str], device: torch.device, w
     with world.together():
         data = _data(wanted, resume=resume)
         done = resume and finished(folder, wanted)
+        if (error := unnamed(wanted.model)) is not None:
+            raise error
     again = f"Continue with: {_again(folder, options, world)}"
     before = _written(folder)
     try:
