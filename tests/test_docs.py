@@ -51,7 +51,7 @@ def test_api_reference_has_the_public_names(site):
 def test_every_doubt_has_a_page(site):
     index = (site / "_generated/doubts/index.html").read_text(encoding="utf-8")
     pages = {path.name for path in (site / "_generated/doubts").glob("*.html")} - {"index.html"}
-    assert len(pages) == 15
+    assert len(pages) == 16
     for page in pages:
         assert f'href="{page}"' in index, page
 
