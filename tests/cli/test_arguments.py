@@ -49,7 +49,7 @@ def read(*words: str) -> Options:
         (["--share", "8/255"], "share", 8 / 255),
         (["--share", "2e-4"], "share", 2e-4),
         (["--limit", "9"], "limit", 9),
-        (["--limit", "None"], "limit", None),
+        (["--attack.start", "None"], "attack", FAT(start=None)),
         (["--eps", "1/3"], "eps", 1 / 3),
         (["--lr", "0.1,0.01@60"], "lr", schedule("0.1,0.01@60")),
         (["--lr", "one-cycle:0.2"], "lr", OneCycle(0.2)),
@@ -81,6 +81,7 @@ def test_given_options_replace_the_default():
         (["--count", "1.5"], "--count: '1.5' is not a whole number."),
         (["--count", 90 * "9" + "x"], f"--count: '{90 * '9'}x' is not a whole number."),
         (["--limit", "x"], "--limit: 'x' is not a whole number. Write for example 30."),
+        (["--limit", "None"], "--limit: 'None' is not a whole number."),  # it is left out instead
         (["--share", "8/0"], "--share: '8/0' is not a number. Write for example 8.5, 0.031 or 8/255."),
         (["--eps", "x"], "--eps: 'x' is not a number."),
         (["--lr", "0.1,0.01"], "every value after the first needs its start; write for example 0.1,0.01@60."),
@@ -116,3 +117,4 @@ def test_help_is_printed_and_exits_with_zero(capsys):
     assert not left.value.code
     printed = capsys.readouterr()
     assert "  sparring some\n" in printed.out and "How many." in printed.out and printed.err == ""
+    assert "--limit INT " in printed.out and "{None}" not in printed.out

@@ -12,13 +12,15 @@ import os
 import re
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from sparring import models, schedules
+from sparring.attacks import ball
 from sparring.errors import UserError
 from sparring.models.own import is_import_path
 from sparring.objectives import OBJECTIVES, Objective
@@ -74,6 +76,23 @@ def _whole(text: str) -> int:
         return int(text)
     except ValueError:
         raise UserError(f"{text!r} is not a whole number. Write for example 30.") from None
+
+
+@_registry.primitive_rule
+def _optional(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+    """What may be None, without that word: such an option is left out. But an attack may be told to start at None."""
+    words = get_args(info.type)
+    others = [kind for kind in words if kind is not type(None)]
+    if len(words) != 2 or len(others) != 1 or info.type == ball.Start:
+        return None
+    found = ConstructorRegistry.get_primitive_spec(PrimitiveTypeInfo.make(others[0], info.markers))
+    if not isinstance(found, PrimitiveConstructorSpec):
+        return None
+    return replace(
+        found,
+        is_instance=lambda value: value is None or found.is_instance(value),
+        str_from_instance=lambda value: ["None"] if value is None else found.str_from_instance(value),
+    )
 
 
 @_registry.primitive_rule
