@@ -105,13 +105,16 @@ def work(given: argparse.Namespace) -> bool:
     own += ["--images", str(given.images)]
     late = time.monotonic() + 60 * given.minutes
     with stopping() as stop:
-        run_queue(
+        ended = run_queue(
             [[*own, "--name", name] for name in missing],
             at_once=given.at_once,
             device=torch.device(given.device),
             stop=lambda: stop() or time.monotonic() > late,
             tell=lambda number, line: print(line, flush=True),
         )
+    for name, end in zip(missing, ended, strict=True):
+        if end.code:
+            print(f"{name} failed: {end.complaint}", flush=True)
     rows = {name: json.loads(row_of(name, given).read_text()) for name in names if row_of(name, given).exists()}
     command = f"python3 benchmarks/fp8_cifar10.py work RUNS OUT.json --model {given.model} --epochs {given.epochs}"
     given.out.write_text(json.dumps({"command": command, "model": given.model, "runs": known | rows}, indent=1) + "\n")
@@ -169,7 +172,11 @@ def main() -> None:
     parser.add_argument("--name", help="of the one run")
     given = parser.parse_args()
     if given.what == "table":
+        if not given.runs.is_file():
+            parser.error(f"there is no file {given.runs}")
         table(given.runs)
+    elif given.out is None or (given.what == "one" and given.name is None):
+        parser.error("work needs RUNS and OUT.json; one, which it starts, also --name")
     elif given.what == "one":
         one(given.name, given)
     else:

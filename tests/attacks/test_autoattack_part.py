@@ -93,23 +93,23 @@ def test_an_image_that_is_wrong_once_rounded_to_float32_is_broken(part):
     assert (OffTheGrid()(found.x_adv).argmax(1) != y).all()
 
 
-def test_the_caller_s_settings_stay(monkeypatch):
+def test_the_caller_s_settings_stay():
     model, log = net(), logging.getLogger("auto-attack")
     x, y = batch(model, 6)
+    level, state = log.level, torch.get_rng_state()
+    given = [(part, net(), x, y) for part in ("fab-t", "fab-t", "square")]
     torch.set_default_dtype(torch.float64)
     try:
         for part in ("apgd-ce", "fab-t", "square"):
             attack_part(part, model, x, y, eps=0.05)
         assert torch.get_default_dtype() == torch.float64
+        threads = [threading.Thread(target=attack_part, args=args, kwargs={"eps": 0.05}) for args in given]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert torch.get_default_dtype() == torch.float64
     finally:
         torch.set_default_dtype(torch.float32)
     assert all(p.grad is None and p.requires_grad for p in model.parameters())
-    level, state = log.level, torch.get_rng_state()
-    threads = [
-        threading.Thread(target=attack_part, args=("fab-t", net(), x, y), kwargs={"eps": 0.05}) for _ in range(3)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
     assert log.level == level and torch.equal(torch.get_rng_state(), state)

@@ -161,9 +161,9 @@ def _alone(x: Tensor) -> Iterator[None]:
 
     The log is silenced, because `evaluation.sanity` checks for the same flaws.
     """
-    logger, standard = logging.getLogger("auto-attack"), torch.get_default_dtype()
+    logger = logging.getLogger("auto-attack")
     with _LOCK, torch.random.fork_rng(devices=_cuda(x)):
-        level = logger.level
+        level, standard = logger.level, torch.get_default_dtype()
         try:
             logger.setLevel(logging.CRITICAL)
             torch.set_default_dtype(torch.float32)

@@ -1,8 +1,7 @@
 """The nearest point of a hyperplane inside [0, 1], in the L-infinity norm: FAB asks for it twice a step.
 
-pyautoattack sorts every pixel for it, which on a GPU takes about as long as the network's gradient. The way to the
-hyperplane grows with the largest change of a pixel along straight pieces, so Newton's method from below ends exactly,
-after some two to six rounds.
+pyautoattack sorts every pixel for it. But how near one comes to the hyperplane grows with the largest change of a pixel
+along straight pieces, so Newton's method from below ends exactly, after a few rounds.
 """
 
 from __future__ import annotations

@@ -81,11 +81,10 @@ def _whole(text: str) -> int:
 @_registry.primitive_rule
 def _optional(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
     """What may be None, without that word: such an option is left out. But an attack may be told to start at None."""
-    words = get_args(info.type)
-    others = [kind for kind in words if kind is not type(None)]
-    if len(words) != 2 or len(others) != 1 or info.type == ball.Start:
+    kinds = get_args(info.type)
+    if len(kinds) != 2 or kinds[1] is not type(None) or info.type == ball.Start:
         return None
-    found = ConstructorRegistry.get_primitive_spec(PrimitiveTypeInfo.make(others[0], info.markers))
+    found = ConstructorRegistry.get_primitive_spec(PrimitiveTypeInfo.make(kinds[0], info.markers))
     if not isinstance(found, PrimitiveConstructorSpec):
         return None
     return replace(

@@ -16,7 +16,7 @@ from sparring.data.batching import (
     training_batches,
 )
 from sparring.data.dataset import Dataset, Images, Split, as_pixels, hold_out, in_memory, whole
-from sparring.data.extra import check_extra, load_extra
+from sparring.data.extra import EXTRA_FRACTION, check_extra, load_extra
 from sparring.data.fetch import FETCHABLE, fetch
 from sparring.data.image_folder import read_images
 from sparring.data.loader import Passing
@@ -28,6 +28,7 @@ from sparring.data.stream import Rows, divide, join, moments, place
 
 __all__ = [
     "AUGMENTS",
+    "EXTRA_FRACTION",
     "FETCHABLE",
     "SOURCES",
     "Availability",

@@ -4,8 +4,8 @@ Its accuracy is independent of other attacks: every example that is correct with
 attacks of the same call found. A success counts only if the caller's model, in exact fp32, is wrong there. With
 gradients in bf16 or TF32 two kinds of example would escape: one broken by rounding only, and one that the rounded model
 misclassifies without attack, which the pyautoattack package skips. Both are attacked again by the same part in exact
-fp32, so rounding never increases the accuracy. Those of all batches are attacked together: a part takes up to 5,000
-steps, which cost the same for one image as for a dozen.
+fp32, so rounding never increases the accuracy. Those of all batches are attacked together, because a part takes up to
+5,000 steps however few they are.
 """
 
 from __future__ import annotations

@@ -167,12 +167,8 @@ def _facts(settings: Settings) -> dict[str, Any]:
     return {name: value for name, value in asdict(settings).items() if (name, value) != ("norm", "linf")}
 
 
-def open_store(
-    folder: Path | None, model: Model, x: Tensor, y: Tensor, world: World = ALONE, *, logits: Tensor
-) -> Store:
+def open_store(folder: Path, model: Model, x: Tensor, y: Tensor, world: World = ALONE, *, logits: Tensor) -> Store:
     """The store for this model and these images. `logits`: the model's on some of them."""
-    if folder is None:
-        return Store(None, len(x), world)
     if not isinstance(model, nn.Module):
         raise UserError(
             "only the evaluation of an nn.Module can be resumed: a plain function has no weights to identify it by. "

@@ -140,8 +140,9 @@ def evaluate(
         held.enter_context(on(subject.device))
         held.enter_context(_own_randomness(subject.device, seed))
         with world.together():
-            kept = None if store is None else Path(store)
-            verdicts = open_store(kept, model, x, y, world, logits=_probed(subject))
+            verdicts = Store(None, len(x), world)
+            if store is not None:
+                verdicts = open_store(Path(store), model, x, y, world, logits=_probed(subject))
         task = held.enter_context(meter(progress and world.first))
         natural = _natural(subject, verdicts, task, norm)
         if progress and world.first and subject.device.type == "cpu":

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from sparring.attacks.threat import check_radius, is_number, step_length
-from sparring.data import Dataset, check_extra, moments, parse_augment
+from sparring.data import EXTRA_FRACTION, Dataset, check_extra, moments, parse_augment
 from sparring.errors import UserError, unknown
 from sparring.files.regular import shown
 from sparring.models.own import Recorded
@@ -70,7 +70,7 @@ class Config:
     """none, flip, crop, crop-flip, and by + more: resized-crop:0.25, jitter:0.4, cutout:8, erase:0.5, cutmix:1.0."""
     extra: str = ""
     """Extra images with labels, e.g. generated ones, in every batch: npz:FILE. An epoch stays as long as without."""
-    extra_fraction: float = 0.7
+    extra_fraction: float = EXTRA_FRACTION
     """The share of every batch that are extra images, where there are any."""
     validation: int = 1000
     """Training images held out to choose the best epoch by."""
