@@ -255,18 +255,40 @@ def test_images_of_another_size_are_refused(sparring, run, tmp_path):
     refused.user_error("was made for images of 8x8, those of large are 12x12.")
 
 
-def test_explain_prints_the_page_of_a_doubt(sparring):
-    said = sparring("evaluate", "--explain", "zero-gradients")
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--explain", "zero-gradients"],
+        ["fat-digits", "--explain", "zero-gradients"],
+        ["--explain=zero-gradients", "no/such/model"],
+        ["fat-digits", "--protocol", "dat", "autoattack", "--eps", "8/255", "--explain", "zero-gradients"],
+    ],
+)
+def test_explain_prints_the_page_of_a_doubt(sparring, words):
+    said = sparring("evaluate", *words)
     assert said.code == 0 and said.err == ""
     assert "zero-gradients" in said.out.splitlines()[0] and "What to do" in said.out and "##" not in said.out
 
 
-@pytest.mark.parametrize("words", [["--explain", "list"], ["--explain"]])
+@pytest.mark.parametrize("words", [["--explain", "list"], ["--explain"], ["fat-digits", "--explain"]])
 def test_explain_lists_the_doubts(sparring, words):
     said = sparring("evaluate", *words)
     assert said.code == 0 and all(name in said.out for name in WHY)
 
 
-def test_an_unknown_doubt_lists_the_names(sparring):
-    said = sparring("evaluate", "--explain=zero-gradient")
+@pytest.mark.parametrize("model", [[], ["fat-digits"]])
+def test_an_unknown_doubt_lists_the_names(sparring, model):
+    said = sparring("evaluate", *model, "--explain=zero-gradient")
     said.user_error("unknown doubt 'zero-gradient'", "Did you mean 'zero-gradients'?", "train-mode")
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["fat-digits", "--explain", "list", "--limt", "3"], "--limt"),
+        (["fat-digits", "--explain", "list", "another"], "another"),
+        (["fat-digits", "--explain", "--limit", "3"], "Missing value for argument '--explain'"),
+    ],
+)
+def test_explain_checks_the_other_words(sparring, words, named):
+    sparring("evaluate", *words).user_error(named)

@@ -91,21 +91,21 @@ class Options:
     json: Path | None = None
     """Also write the JSON to this file."""
     explain: str | None = None
-    """Print the page on a doubt and exit; `--explain list` lists the doubts. Needs no PATH."""
+    """Print the page on a doubt and exit; `--explain list` lists the doubts. Needs no PATH, and ignores one."""
 
 
 @dataclass(frozen=True)
-class Explain:
-    """`--explain` alone, which needs no model."""
+class Explain(Options):
+    """The same where there is `--explain`, which needs no model: all other options are checked and ignored."""
 
-    explain: str
-    """The name of a doubt, or list."""
+    path: Annotated[Path, tyro.conf.Positional] = Path()
+    explain: str = ""
 
 
 def run(argv: list[str]) -> int:
     """Run the command."""
     if any(word.partition("=")[0] == "--explain" for word in argv) and not {"-h", "--help"} & set(argv):
-        words = [*argv, "list"] if argv == ["--explain"] else argv
+        words = [*argv, "list"] if argv[-1] == "--explain" else argv
         return _explain(parse(Explain, words, prog="sparring evaluate", description=DESCRIPTION).explain)
     asked = parse(Options, argv, prog="sparring evaluate", description=DESCRIPTION)
     device = pick_device(asked.device, asked.backend)
