@@ -325,7 +325,8 @@ def test_verdicts_on_disk(tmp_path, monkeypatch):
     ledger = Ledger.empty(9, path)
     ledger.enter(torch.arange(5), torch.tensor([True, False, True, True, False]), 1.5)
     valid = path.read_bytes()
-    judged, correct, seconds, retried = _read(path, 9)
+    judged, correct, doubtful, seconds, retried = _read(path, 9)
+    assert not doubtful.any()
     assert judged.tolist() == [True] * 5 + [False] * 4 and not correct[1] and (seconds, retried) == (1.5, 0)
     draw, passed = random.Random(1), 0
     changes = [valid[:cut] for cut in range(0, len(valid), 23)]
@@ -340,6 +341,8 @@ def test_verdicts_on_disk(tmp_path, monkeypatch):
         {"judged": np.zeros(9, bool), "stands": np.ones(9, bool), "seconds": np.nan},
         {"judged": np.zeros(9, bool), "stands": np.ones(9, bool), "seconds": np.zeros(2)},
         {"judged": np.zeros(9, bool), "seconds": 1.0},
+        {"judged": np.zeros(9, bool), "stands": np.ones(9, bool), "doubtful": np.zeros(9), "seconds": 1.0},
+        {"judged": np.zeros(9, bool), "stands": np.ones(9, bool), "doubtful": np.zeros(8, bool), "seconds": 1.0},
         {"judged": np.zeros(10**6, bool), "stands": np.ones(9, bool), "seconds": 1.0},
     ):
         file = io.BytesIO()
@@ -348,13 +351,14 @@ def test_verdicts_on_disk(tmp_path, monkeypatch):
     for content in [*changes, b"", b"\x93NUMPY" + bytes(100), b"[" * 1000]:
         monkeypatch.setattr(cache, "read_bytes", lambda path, content=content, **_: content)
         try:
-            judged, correct, *_ = _read(path, 9)
+            judged, correct, doubtful, *_ = _read(path, 9)
         except Damaged as error:
             one_line(error, path)
             assert "Delete it; only this part" in str(error)
         else:
             passed += 1
-            assert judged.shape == correct.shape == (9,)
+            assert judged.shape == correct.shape == doubtful.shape == (9,)
+            assert judged.dtype == correct.dtype == doubtful.dtype == torch.bool
     assert passed < 100
 
 

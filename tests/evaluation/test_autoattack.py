@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from pyautoattack import AutoAttack
@@ -76,11 +77,8 @@ def test_logits_that_are_not_finite_are_a_doubt(broken, images):
     assert result["autoattack"].detail["version"] == "standard"
 
 
-@pytest.fixture
-def played(monkeypatch):
+def fake_part(calls: list[tuple[str, bool, list[int]]], breaks: dict[str, dict[bool, set[int]]]):
     """A fake pyautoattack that breaks the examples in `breaks`, {part: examples}, numbered by their first pixel."""
-    calls: list[tuple[str, bool, list[int]]] = []
-    breaks: dict[str, dict[bool, set[int]]] = {}
 
     def part(name, model, x, y, *, eps, norm, version, seed):
         exact = isinstance(model, nn.Module)
@@ -92,7 +90,14 @@ def played(monkeypatch):
         x_adv[claimed, 0, 3, 3] = 1.0 if exact else 0.99
         return Claim(x_adv, claimed)
 
-    monkeypatch.setattr(module, "attack_part", part)
+    return part
+
+
+@pytest.fixture
+def played(monkeypatch):
+    """The calls of the fake attack, and what it breaks."""
+    calls, breaks = [], {}
+    monkeypatch.setattr(module, "attack_part", fake_part(calls, breaks))
     return calls, breaks
 
 
@@ -138,32 +143,65 @@ def test_a_bf16_success_that_fp32_does_not_confirm_is_repeated_in_fp32(played, t
     assert again.detail["retried_in_fp32"] == 3
 
 
-def test_what_fp32_does_not_confirm_in_several_batches_is_repeated_at_once(played, tmp_path, monkeypatch):
+IN_SEVERAL_BATCHES = [  # the first pass in bf16; what fp32 does not confirm at once, in half batches
+    ([0, 1, 2, 3, 4], False),
+    ([5, 6, 7, 8, 9], False),
+    ([1, 2], True),
+    ([8], True),
+]
+
+
+def interrupted(played, store, monkeypatch, after: int):
+    """A bf16 evaluation with doubtful examples in both batches, stopped after so many calls of the first part."""
     calls, breaks = played
     breaks["apgd-ce"] = {False: {1, 2, 8}, True: {8}}
-    given = {"eps": EPS, "doubts": False, "precision": "bf16", "batch_size": 5, "store": tmp_path}
+    given = {"eps": EPS, "doubts": False, "precision": "bf16", "batch_size": 5}
     playing = module.attack_part
 
-    def dies(name, model, *args, **kwargs):
-        if isinstance(model, nn.Module):
+    def dies(*args, **kwargs):
+        if len(calls) == after:
             raise KeyboardInterrupt
-        return playing(name, model, *args, **kwargs)
+        return playing(*args, **kwargs)
 
-    monkeypatch.setattr(module, "attack_part", dies)
-    with pytest.raises(KeyboardInterrupt):
-        evaluate(Corner(), *corner_images(), "autoattack", **given)
-    assert [ns for part, _, ns in calls if part == "apgd-ce"] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(module, "attack_part", dies)
+        evaluate(Corner(), *corner_images(), "autoattack", store=store, **given)
+    assert of_the_first_part(calls) == IN_SEVERAL_BATCHES[:after]
     calls.clear()
-    monkeypatch.setattr(module, "attack_part", playing)
-    record = evaluate(Corner(), *corner_images(), "autoattack", **given)["autoattack"]
-    # Only what has no verdict yet is attacked again; in fp32 in half batches.
-    assert [(ns, exact) for part, exact, ns in calls if part == "apgd-ce"] == [
-        ([1, 2, 8], False),
-        ([1, 2], True),
-        ([8], True),
-    ]
+    return lambda store: evaluate(Corner(), *corner_images(), "autoattack", store=store, **given)["autoattack"]
+
+
+def of_the_first_part(calls):
+    return [(numbers, exact) for part, exact, numbers in calls if part == "apgd-ce"]
+
+
+@pytest.mark.parametrize("after", [1, 2, 3])
+def test_a_continued_run_attacks_what_is_doubtful_in_fp32_only(played, tmp_path, monkeypatch, after):
+    calls, _ = played
+    evaluated = interrupted(played, tmp_path, monkeypatch, after)
+    continued = evaluated(tmp_path)
+    assert of_the_first_part(calls) == IN_SEVERAL_BATCHES[after:]
+    calls.clear()
+    whole = evaluated(None)
+    assert of_the_first_part(calls) == IN_SEVERAL_BATCHES
+    assert [n for n, right in enumerate(whole.correct) if not right] == [8]
+    assert torch.equal(continued.correct, whole.correct)
+    for name in ("accuracy_after", "retried_in_fp32"):
+        assert continued.detail[name] == whole.detail[name]
+    assert continued.detail["retried_in_fp32"] == 3
+
+
+def test_verdicts_of_a_file_without_the_doubtful_are_kept(played, tmp_path, monkeypatch):
+    calls, _ = played
+    evaluated = interrupted(played, tmp_path, monkeypatch, after=2)
+    (path,) = tmp_path.glob("*/*-apgd-ce.npz")
+    with np.load(path) as found:
+        older = {name: found[name] for name in found.files if name != "doubtful"}
+        assert np.flatnonzero(found["doubtful"]).tolist() == [1, 2, 8]
+    np.savez(path, **older)
+    record = evaluated(tmp_path)
+    assert of_the_first_part(calls) == [([1, 2, 8], False), ([1, 2], True), ([8], True)]
     assert [n for n, right in enumerate(record.correct) if not right] == [8]
-    assert record.detail["retried_in_fp32"] == 3
 
 
 def test_examples_that_only_bf16_misclassifies_are_attacked_in_fp32(played, monkeypatch):

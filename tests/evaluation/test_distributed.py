@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
+from functools import partial
+
 import pytest
 import torch
 
 from sparring.data import load
-from sparring.evaluation import evaluate
+from sparring.evaluation import autoattack, evaluate
 from sparring.evaluation.cache import Ledger
 from sparring.evaluation.subject import Subject
 from sparring.shares import Share
 from sparring.training.distributed import joined
 from sparring.weights import load_model
+from tests.evaluation.test_autoattack import Corner, corner_images, fake_part
 from tests.training import group
 
 PROTOCOLS = ["trades", "mart", "autoattack"]  # without and with a random start
@@ -53,6 +57,35 @@ def test_verdicts_that_a_stopped_group_left_are_taken_over(tmp_path):
         patch.setattr(Ledger, "enter", lambda *_: pytest.fail("judged again"))
         assert judged(str(tmp_path), ["mart"]) == found
     assert pgd.exists() and not list(tmp_path.rglob("*.process1.npz"))
+
+
+def in_bf16(store: str | None, *, stops: bool = False):
+    """Verdicts of a fake AutoAttack with doubtful examples, and the calls of its first part in this process."""
+    calls: list[tuple[str, bool, list[int]]] = []
+    part = fake_part(calls, {"apgd-ce": {False: {1, 2, 8}, True: {8}}})
+
+    def stopped(name, model, *args, **more):
+        if isinstance(model, torch.nn.Module):  # exact
+            raise KeyboardInterrupt
+        return part(name, model, *args, **more)
+
+    with pytest.MonkeyPatch.context() as patch, joined(torch.device("cpu")) as world:
+        patch.setattr(autoattack, "attack_part", stopped if stops else part)
+        how = {"eps": 0.1, "precision": "bf16", "batch_size": 5, "store": store, "world": world}
+        found = evaluate(Corner(), *corner_images(), "autoattack", doubts=False, **how)["autoattack"]
+    first = [(numbers, exact) for name, exact, numbers in calls if name == "apgd-ce"]
+    return found.correct.tolist(), found.detail["retried_in_fp32"], first
+
+
+def test_what_a_stopped_group_found_doubtful_is_attacked_in_fp32_only(tmp_path):
+    group.run(2, partial(in_bf16, stops=True), str(tmp_path / "one"))
+    assert len(list((tmp_path / "one").rglob("*-apgd-ce*.npz"))) == 2  # one of each process
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    right, retried, whole = in_bf16(None)
+    assert right == [number != 8 for number in range(10)] and retried == 3
+    assert in_bf16(str(tmp_path / "one")) == (right, retried, [([1, 2], True), ([8], True)]) and len(whole) == 4
+    members = group.run(2, in_bf16, str(tmp_path / "two"))
+    assert members == [(right, retried, [([1, 2], True)]), (right, retried, [([8], True)])]
 
 
 def test_other_models_are_refused(tmp_path):

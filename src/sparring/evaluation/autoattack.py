@@ -5,7 +5,7 @@ attacks of the same call found. A success counts only if the caller's model, in 
 gradients in bf16 or TF32 two kinds of example would escape: one broken by rounding only, and one that the rounded model
 misclassifies without attack, which the pyautoattack package skips. Both are attacked again by the same part in exact
 fp32, so rounding never increases the accuracy. Those of all batches are attacked together, because a part takes up to
-5,000 steps however few they are.
+5,000 steps however few they are. The ledger names them, so a continued run attacks them in fp32 only.
 """
 
 from __future__ import annotations
@@ -79,16 +79,17 @@ def _attack(
             found = attack_part(part, model, x, y, **how)
         return is_correct(subject.model, found.x_adv, y)
 
-    doubtful = torch.zeros(len(ledger.judged), dtype=torch.int64)
     began = time.perf_counter()
-    for done, found in subject.each(rows, first):
+    # Those that an interrupted run has found doubtful go to fp32 at once.
+    for done, found in subject.each(rows[~ledger.doubtful[rows]], first):
         right, doubted = found.cpu()
-        doubtful[done[doubted]] = 1
+        ledger.doubtful[done[doubted]] = True
         ledger.enter(done[~doubted], right[~doubted], time.perf_counter() - began)
         advance(int((~doubted).sum()))
         began = time.perf_counter()
     # Those of all processes, so that batches are what they are for one. Half batches: fp32 needs twice the memory.
-    for done, right in subject.each(torch.nonzero(world.total(doubtful))[:, 0], again, parted=2):
+    doubtful = world.total(ledger.doubtful.long()) > 0
+    for done, right in subject.each(rows[doubtful[rows]], again, parted=2):
         took = time.perf_counter() - began
         _log.debug("%s again in fp32: %d images, %.1f s", part, len(done), took)
         ledger.enter(done, right, took, len(done))

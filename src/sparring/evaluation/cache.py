@@ -2,8 +2,8 @@
 
 A store is a folder. It has one subfolder per (weights, data), named by their sha256, so that verdicts of another model
 or other images are never mixed in; there, one file per attack, seed and restart: which examples were judged, which are
-correct, and the seconds it took. Models with the same weights and another code are told apart by their logits on a few
-images, which lie there too. Files are written atomically.
+correct, which have to be attacked again in exact fp32, and the seconds it took. Models with the same weights and
+another code are told apart by their logits on a few images, which lie there too. Files are written atomically.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ class Ledger:
 
     judged: Tensor  # bool per example, on the CPU
     correct: Tensor  # bool per example: classified correctly; True while not judged
+    doubtful: Tensor  # bool per example: its verdict is left to another attack, in exact fp32
     seconds: float = 0.0
     path: Path | None = None
     retried: int = 0  # examples attacked again in fp32
@@ -47,7 +48,8 @@ class Ledger:
     @classmethod
     def empty(cls, n: int, path: Path | None = None) -> Ledger:
         """A ledger without verdicts."""
-        return cls(torch.zeros(n, dtype=torch.bool), torch.ones(n, dtype=torch.bool), 0.0, path)
+        none = torch.zeros(n, dtype=torch.bool)
+        return cls(none, ~none, none.clone(), path=path)
 
     def enter(self, rows: Tensor, correct: Tensor, seconds: float, retried: int = 0) -> None:
         """Record verdicts, on disk too where there is a store."""
@@ -61,22 +63,32 @@ class Ledger:
         """Take over what the other processes have judged. The first one then holds all verdicts on disk."""
         if not world.grouped:
             return
-        mine = torch.stack([self.judged, ~self.correct]).long()
-        judged, wrong = world.total(mine)
-        retried = world.total(torch.tensor([self.retried]))
-        self.judged, self.correct, self.retried = judged > 0, wrong == 0, int(retried)
+        self.merge(world)
+        self.retried = int(world.total(torch.tensor([self.retried])))
         if world.first:
             self.write()
         world.wait()
         if self.path is not None and not world.first:
             self.path.unlink(missing_ok=True)
 
+    def merge(self, world: World) -> None:
+        """Let every process know what any of them knows."""
+        mine = torch.stack([self.judged, ~self.correct, self.doubtful]).long()
+        judged, wrong, doubtful = world.total(mine)
+        self.judged, self.correct, self.doubtful = judged > 0, wrong == 0, doubtful > 0
+
     def write(self) -> None:
         """Put the verdicts on disk, where there is a store."""
         if self.path is not None:
             with replacing(self.path) as temporary, temporary.open("wb") as file:
-                verdicts = self.judged.numpy(), self.correct.numpy()
-                np.savez(file, judged=verdicts[0], stands=verdicts[1], seconds=self.seconds, retried=self.retried)
+                np.savez(
+                    file,
+                    judged=self.judged.numpy(),
+                    stands=self.correct.numpy(),
+                    doubtful=self.doubtful.numpy(),
+                    seconds=self.seconds,
+                    retried=self.retried,
+                )
 
 
 class Store:
@@ -105,8 +117,7 @@ class Store:
             for each in (path, *left):
                 if each.exists():
                     self._read(each, found)
-        judged, wrong = self.world.total(torch.stack([found.judged, ~found.correct]).long())
-        found.judged, found.correct = judged > 0, wrong == 0  # the same for all, whatever disk each of them sees
+        found.merge(self.world)  # the same for all, whatever disk each of them sees
         if not self.world.first:
             found.retried, found.seconds = 0, 0.0  # the first one's count
         elif left:
@@ -118,36 +129,38 @@ class Store:
 
     def _read(self, path: Path, found: Ledger) -> None:
         """Add the verdicts of a file; those of processes that were stopped lie in files of their own."""
-        judged, correct, seconds, retried = _read(path, self.n)
+        judged, correct, doubtful, seconds, retried = _read(path, self.n)
         found.judged |= judged
         found.correct &= correct
+        found.doubtful |= doubtful
         found.seconds, found.retried = found.seconds + seconds, found.retried + retried
 
 
-def _read(path: Path, n: int) -> tuple[Tensor, Tensor, float, int]:
-    """The verdicts in a file: judged, correct, seconds, retried.
+def _read(path: Path, n: int) -> tuple[Tensor, Tensor, Tensor, float, int]:
+    """The verdicts in a file: judged, correct, doubtful, seconds, retried.
 
     Raises:
         Unreadable: reading it failed, which says nothing about its verdicts.
         Damaged: it does not hold the verdicts on n images.
     """
     advice = "Delete it; only this part of the evaluation runs again."
-    content = read_bytes(path, most=2 * n + _ROOM, fix=advice)
+    content = read_bytes(path, most=3 * n + _ROOM, fix=advice)
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            if sum(member.file_size for member in archive.infolist()) > 2 * n + _ROOM:
+            if sum(member.file_size for member in archive.infolist()) > 3 * n + _ROOM:
                 raise ValueError("larger than its verdicts")
             found = {name: _array(archive.read(name)) for name in archive.namelist()}
         judged, correct = found["judged.npy"], found["stands.npy"]
+        doubtful = found.get("doubtful.npy", np.zeros_like(judged, bool))  # older files have none
         seconds, retried = float(found["seconds.npy"]), int(found.get("retried.npy", np.zeros(())))
-        fits = judged.dtype == correct.dtype == bool and 0 <= seconds < math.inf and 0 <= retried <= n * 1000
-        if not fits:
+        fits = judged.dtype == correct.dtype == doubtful.dtype == bool and doubtful.shape == judged.shape
+        if not fits or not 0 <= seconds < math.inf or not 0 <= retried <= n * 1000:
             raise ValueError("no verdicts")
     except Exception:  # whatever zipfile, zlib and numpy raise about content
         raise Damaged(f"{path} is damaged. {advice}") from None
     if judged.shape != (n,) or correct.shape != (n,):
         raise Damaged(f"{path} holds {judged.size} verdicts, expected {n}. {advice}")
-    return torch.from_numpy(judged), torch.from_numpy(correct), seconds, retried
+    return torch.from_numpy(judged), torch.from_numpy(correct), torch.from_numpy(doubtful), seconds, retried
 
 
 def _array(content: bytes) -> NDArray[Any]:
