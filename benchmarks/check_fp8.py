@@ -188,15 +188,20 @@ def attacks(model: nn.Module, engines: dict[str, Engine], images: Images) -> dic
     return found
 
 
-def repeats(engines: dict[str, Engine], images: Images) -> bool:
-    """Whether an attack of full and partial batches gives the same bits twice."""
-    same = True
-    for count in (BATCH, BATCH * 3 // 4, BATCH // 3):
-        x, y = images(count)
-        first, second = (attacked(engines["fp8"], search(tau=1), x, y, 5) for _ in range(2))
-        same &= all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
-    say(f"an attack repeats bit for bit: {same}")
-    return same
+def repeats(engines: dict[str, Engine], images: Images) -> dict[str, dict[str, bool]]:
+    """Whether the same bits come out several times: of logits, of gradients, and of whole attacks."""
+    found: dict[str, dict[str, bool]] = {}
+    for name, engine in engines.items():
+        found[name] = {}
+        for count in (BATCH, BATCH * 3 // 4, BATCH // 3):
+            x, y = images(count)
+            passes = [gradients(engine.gradients, x, y) for _ in range(20)]
+            pgd = [attacked(engine, search(tau=1), x, y, 5) for _ in range(5)]
+            for what, several in (("passes", passes), ("attacks", pgd)):
+                same = (torch.equal(a, b) for one in several[1:] for a, b in zip(several[0], one, strict=True))
+                found[name][f"{what} of {count}"] = all(same)
+    say(f"the same bits again: {found}")
+    return found
 
 
 def profile(engines: dict[str, Engine], images: Images, path: Path) -> None:
