@@ -8,7 +8,7 @@ from torch import nn
 
 from sparring.attacks.autoattack import Claim
 from sparring.evaluation import autoattack as module
-from sparring.evaluation import evaluate
+from sparring.evaluation import evaluate, evaluator
 
 EPS = 0.1
 
@@ -239,3 +239,42 @@ def test_an_interrupted_autoattack_continues(played, tmp_path, monkeypatch):
         ("square", [0, 2, 3, 4]),
         ("square", [5, 6, 7, 9]),
     ]
+
+
+def test_after_eight_bits_doubts_go_to_bf16_and_then_to_fp32(monkeypatch, tmp_path):
+    """Five images: bf16 breaks one, withstands one and leaves three in doubt, of which fp32 breaks one."""
+    model, calls = Corner(), []
+    half = {"fp8": lambda x: model(x), "bf16": lambda x: model(x)}
+    own = evaluator.prepare
+
+    def prepared(*args, **kwargs):
+        subject = own(*args, **kwargs)
+        subject.fast, subject.steady, subject.precision = half["fp8"], half["bf16"], "fp8"
+        return subject
+
+    def part(name, asked, x, y, **_settings):
+        level = next((key for key, each in half.items() if each is asked), "fp32")
+        numbers = x[:, 0, 0, 0].mul(100).round().int().tolist()
+        calls.append((name, level, numbers))
+        claims = {"fp8": {1, 2, 3, 4, 5, 6}, "bf16": {2, 3, 4, 5}, "fp32": {4}} if name == "apgd-ce" else {}
+        real = {"fp8": {6}, "bf16": {2}, "fp32": {4}}[level]
+        claimed = torch.tensor([number in claims.get(level, set()) for number in numbers])
+        x_adv = x.clone()
+        for row, number in enumerate(numbers):
+            if claimed[row]:
+                x_adv[row, 0, 3, 3] = 1.0 if number in real else 0.99
+        return Claim(x_adv, claimed)
+
+    monkeypatch.setattr(evaluator, "prepare", prepared)
+    monkeypatch.setattr(module, "attack_part", part)
+    given = {"eps": EPS, "doubts": False, "precision": "bf16", "batch_size": 6, "store": tmp_path}
+    record = evaluate(model, *corner_images(), "autoattack", **given)["autoattack"]
+    assert [n for n, right in enumerate(record.correct) if not right] == [2, 4, 6]
+    assert [(level, ns) for name, level, ns in calls if name == "apgd-ce"] == [
+        ("fp8", [0, 1, 2, 3, 4]),
+        ("fp8", [5, 6, 7, 8, 9]),
+        ("bf16", [1, 2, 3, 4, 5]),
+        ("fp32", [3, 4, 5]),
+    ]
+    assert [level for name, level, _ in calls if name == "square"] == ["bf16", "bf16"]
+    assert record.detail["retried_in_fp32"] == 3

@@ -13,7 +13,7 @@ from sparring.evaluation import autoattack as parts
 from sparring.evaluation import evaluate
 from sparring.evaluation import gradient_model as tested
 from sparring.evaluation import subject as subjects
-from sparring.evaluation.gradient_model import eight_bit_model, gradient_model, replayed
+from sparring.evaluation.gradient_model import eight_bit_model, gradient_model, query_model, replayed
 from sparring.evaluation.subject import prepare
 from sparring.evaluation.verdicts import exact, is_correct
 
@@ -134,6 +134,25 @@ def test_custom_forward_passes_get_bf16_gradients(make):
     logits = fast(x)
     torch.testing.assert_close(logits, model(x), rtol=0.05, atol=0.05)
     torch.autograd.grad(logits.sum(), x)
+
+
+@pytest.mark.parametrize("make", [NormFirst, lambda: build("tiny_cnn", size=(8, 8)), lambda: build("resnet18")])
+def test_logits_in_bf16_are_not_rounded_to_eight_bits(make):
+    """Square's later squares move a logit by less than such a rounding."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = make().eval()
+    side = 4 if isinstance(model, NormFirst) else 8
+    x = torch.rand(20, 3, side, side, generator=torch.Generator().manual_seed(0))
+    fast = gradient_model(model, x, precision="bf16")
+    logits = fast(x)
+    assert (logits != logits.bfloat16().float()).float().mean() > 0.9 and query_model(model, fast) is fast
+
+
+def test_the_model_itself_answers_queries_where_logits_would_be_rounded(small):
+    other = nn.Sequential(small, nn.LayerNorm(10))  # is not folded
+    subject = prepare(other, few(6), torch.zeros(6, dtype=torch.int64), precision="bf16", batch_size=None)
+    assert subject.precision == "bf16" and subject.fast is not other and subject.steady is other
 
 
 def test_captures_are_freed_when_a_batch_does_not_fit():

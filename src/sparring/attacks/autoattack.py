@@ -3,10 +3,10 @@
 The package decides how each part searches; this adapter passes it examples, keeps its seeding and its `.float()` away
 from the caller, and returns which examples it claims to have broken. `evaluation` judges the claims. Two deviations,
 where the package would crash: no more target classes than there are wrong ones, and with fewer than four classes (the
-targeted DLR loss reads four logits) untargeted APGD-DLR, or with two classes nothing, in place of targeted APGD. FAB's
-projections in the L-infinity norm are computed without sorting (hyperplane.py), to the same points up to rounding. A
-pixel whose gradient is NaN has none, and an image with NaN in it is no success. The package is imported when it is
-first used.
+targeted DLR loss reads four logits) untargeted APGD-DLR, or with two classes nothing, in place of targeted APGD. In the
+L-infinity norm FAB projects without sorting (hyperplane.py) and Square queries without waiting (square.py), to the same
+points up to rounding. A pixel whose gradient is NaN has none, and an image with NaN in it is no success. The package is
+imported when it is first used.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from sparring.attacks import ball
+from sparring.attacks import ball, square
 from sparring.attacks.checks import Model, call, check_batch
 from sparring.attacks.eval_mode import frozen
 from sparring.attacks.hyperplane import steps_to_hyperplane
@@ -133,6 +134,8 @@ def _perturb(suite: Any, part: str, x: Tensor, y: Tensor, *, targets: int) -> Te
         search.loss = part.removeprefix("apgd-")
     if part == "fab-t":
         search.targeted = True
+    if part == "square" and square.fits(search):
+        search.attack_single_run = partial(square.run, search)
     search.n_target_classes = targets
     with _quick_projections() if part == "fab-t" else nullcontext():
         found: Tensor = search.perturb(x, y)

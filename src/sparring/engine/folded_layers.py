@@ -163,6 +163,10 @@ class Dense(nn.Module):
         self.register_buffer("weight", torch.zeros_like(linear.weight, dtype=dtype))
         self.register_buffer("bias", torch.zeros(linear.out_features, dtype=dtype, device=linear.weight.device))
 
+    def widen(self) -> None:
+        """Compute in fp32 from here on: logits in bf16 would be rounded to 8 bits."""
+        self.gives, self.weight, self.bias = torch.float32, self.weight.float(), self.bias.float()
+
     @torch.no_grad()
     def refresh(self) -> None:
         """Read the model's weights again."""

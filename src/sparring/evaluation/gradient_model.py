@@ -35,10 +35,10 @@ def gradient_model(
     if not isinstance(model, nn.Module) or _why_not(model, probe):
         return _autocast(model)
     if probe.is_cuda and not compiled:  # fused operations are as fast as compiled ones, without the compile time
-        fused = fold(model, dtype=torch.bfloat16, fused=True)
+        fused = fold(model, dtype=torch.bfloat16, fused=True, fine=True)
         if not fused_mismatch(fused, model, probe.float(), sizes=_sizes(most)):
             return fused if fused.manual is None else Replayed(fused)
-    network = fold(model, dtype=torch.bfloat16, fused=False)
+    network = fold(model, dtype=torch.bfloat16, fused=False, fine=True)
     try:  # the forward pass of a custom network may not support bf16 or channels_last
         with torch.enable_grad():
             point = probe.float().requires_grad_()
@@ -46,6 +46,14 @@ def gradient_model(
     except (RuntimeError, TypeError):
         return _autocast(model)
     return torch.compile(network, dynamic=True) if compiled else network
+
+
+def query_model(model: Model, gradients: Model) -> Model:
+    """The model to ask for logits whose small differences matter; `gradients`: from `gradient_model`.
+
+    Autocast gives logits in bf16, rounded to 8 bits, in which such differences are lost: the model itself answers.
+    """
+    return gradients if isinstance(gradients, nn.Module) else model
 
 
 def eight_bit_model(model: Model, probe: Tensor, *, most: int) -> Model | str:

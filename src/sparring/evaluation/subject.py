@@ -16,7 +16,7 @@ from sparring.attacks.checks import HALF, Model, call, check_batch, check_labels
 from sparring.engine import on
 from sparring.engine.attack.replay import Replayed
 from sparring.errors import RunFailed, UserError, unknown
-from sparring.evaluation.gradient_model import eight_bit_model, gradient_model
+from sparring.evaluation.gradient_model import eight_bit_model, gradient_model, query_model
 from sparring.evaluation.verdicts import exact
 from sparring.shares import WHOLE, Share
 from sparring.training.config import Precision
@@ -34,7 +34,7 @@ class Subject:
 
     model: Model
     fast: Model  # what gradients are taken from
-    steady: Model  # what is asked for logits alone, whose small differences matter; in bf16 where `fast` is fp8
+    steady: Model  # what is asked for logits alone, whose small differences matter
     x: Tensor  # (n, ...), float in [0, 1] or uint8
     y: Tensor  # (n,), int64
     device: torch.device
@@ -147,7 +147,7 @@ def prepare(
         subject.classes = _classes(model, probe, y)
         half: Precision = "fp32" if precision == "fp32" else "bf16"
         subject.fast = gradient_model(model, probe, precision=half, most=subject.batch, compiled=compiled)
-        subject.steady = subject.fast
+        subject.steady = query_model(model, subject.fast)
         if precision == "fp8" and name == "bf16":
             few = batch_size or min(automatic, _EIGHT_BIT_IMAGES)
             found = eight_bit_model(model, probe, most=few)

@@ -118,23 +118,28 @@ def _nothing() -> None:
     """Refresh nothing."""
 
 
-def fold(model: nn.Module, *, dtype: torch.dtype, fused: bool, without: Collection[str] = ()) -> Folded:
+def fold(
+    model: nn.Module, *, dtype: torch.dtype, fused: bool, without: Collection[str] = (), fine: bool = False
+) -> Folded:
     """The folded network of a model. Raises `NotFolded` where it cannot be made.
 
     Args:
         dtype: of weights and activations; bf16 for speed, the model's own for exactness.
         fused: whether to use cuDNN's fused convolutions (CUDA and bf16).
         without: hand-written parts to leave out: manual, manual_wide, refresh (engine/select.py).
+        fine: whether a linear layer that gives the logits runs in fp32, as hand-written networks and pooling do anyhow.
     """
     try:
-        return _fold(_traced(model), model, dtype, fused, without)
+        return _fold(_traced(model), model, dtype, fused, without, fine)
     except (NotFolded, torch.OutOfMemoryError):
         raise
     except Exception as error:  # a layer that cannot be copied, a graph that cannot be rewritten
         raise NotFolded(f"folding fails ({reason(error)})") from error
 
 
-def _fold(graph: fx.GraphModule, model: nn.Module, dtype: torch.dtype, fused: bool, without: Collection[str]) -> Folded:
+def _fold(
+    graph: fx.GraphModule, model: nn.Module, dtype: torch.dtype, fused: bool, without: Collection[str], fine: bool
+) -> Folded:
     units: list[Unit] = []
     folded_norms: set[fx.Node] = set()  # the same layer may stand elsewhere once more
     for node in list(graph.graph.nodes):
@@ -178,6 +183,9 @@ def _fold(graph: fx.GraphModule, model: nn.Module, dtype: torch.dtype, fused: bo
             _pool(graph, node)
         if "manual" not in without:
             manual = read_chain(graph, next(model.parameters()).device)
+    last = module_of(graph, graph.graph.output_node().all_input_nodes[0])
+    if fine and manual is None and isinstance(last, Dense) and not last.pools and dtype == torch.bfloat16:
+        last.widen()
     for node in list(graph.graph.nodes):
         _fork(graph, node)
     graph.graph.lint()
