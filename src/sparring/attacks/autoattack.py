@@ -4,7 +4,7 @@ The package decides how each part searches; this adapter passes it examples, kee
 from the caller, and returns which examples it claims to have broken. `evaluation` judges the claims. Two deviations,
 where the package would crash: no more target classes than there are wrong ones, and with fewer than four classes (the
 targeted DLR loss reads four logits) untargeted APGD-DLR, or with two classes nothing, in place of targeted APGD. In the
-L-infinity norm FAB projects without sorting (hyperplane.py) and Square queries without waiting (square.py), to the same
+L-infinity norm the steps of FAB (fab.py) and the queries of Square (square.py) are computed here, faster, to the same
 points up to rounding. A pixel whose gradient is NaN has none, and an image with NaN in it is no success. The package is
 imported when it is first used.
 """
@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -22,10 +22,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from sparring.attacks import ball, square
+from sparring.attacks import ball, fab, square
 from sparring.attacks.checks import Model, call, check_batch
 from sparring.attacks.eval_mode import frozen
-from sparring.attacks.hyperplane import steps_to_hyperplane
 from sparring.attacks.threat import Norm, check_norm, check_radius
 from sparring.errors import UserError, unknown
 
@@ -134,24 +133,12 @@ def _perturb(suite: Any, part: str, x: Tensor, y: Tensor, *, targets: int) -> Te
         search.loss = part.removeprefix("apgd-")
     if part == "fab-t":
         search.targeted = True
-    if part == "square" and square.fits(search):
-        search.attack_single_run = partial(square.run, search)
+    for name, quick in (("fab-t", fab), ("square", square)):
+        if part == name and quick.fits(search):
+            search.attack_single_run = partial(quick.run, search)
     search.n_target_classes = targets
-    with _quick_projections() if part == "fab-t" else nullcontext():
-        found: Tensor = search.perturb(x, y)
+    found: Tensor = search.perturb(x, y)
     return found
-
-
-@contextmanager
-def _quick_projections() -> Iterator[None]:
-    """Let the package's FAB project without sorting."""
-    from pyautoattack import fab_base, fab_projections
-
-    fab_base.projection_linf = steps_to_hyperplane
-    try:
-        yield
-    finally:
-        fab_base.projection_linf = fab_projections.projection_linf
 
 
 def _cuda(x: Tensor) -> list[torch.device]:

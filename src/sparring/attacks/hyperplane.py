@@ -1,4 +1,4 @@
-"""The nearest point of a hyperplane inside [0, 1], in the L-infinity norm: FAB asks for it twice a step.
+"""The nearest point of a hyperplane inside [0, 1], in the L-infinity norm: FAB asks for it twice a step (fab.py).
 
 pyautoattack sorts every pixel for it. But how near one comes to the hyperplane grows with the largest change of a pixel
 along straight pieces, so Newton's method from below ends exactly, after a few rounds.
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 _MOST = 100  # rounds; it ends by itself
+_ON_GPU, _ON_CPU = 3, 1  # rounds between two looks at whether it has ended; on a GPU a look waits
 _GROWS = 1 + 1e-6  # below this, a change is rounding
 
 
@@ -28,12 +29,13 @@ def steps_to_hyperplane(points: Tensor, normals: Tensor, offsets: Tensor) -> Ten
     up = torch.where(away >= 0, normals < 0, normals > 0)  # pixels that grow
     room, weight, need = torch.where(up, 1 - points, points), normals.abs(), away.abs()
     largest = need / weight.sum(1, keepdim=True).clamp(min=1e-30)  # if no pixel met the end of its room
-    for _ in range(_MOST):
+    look = _ON_GPU if points.is_cuda else _ON_CPU
+    for number in range(1, _MOST + 1):
         free = weight * (room > largest)
         slope = free.sum(1, keepdim=True)
         done = ((weight - free) * room).sum(1, keepdim=True)
         found = torch.where(slope > 0, (need - done) / slope, torch.inf)
-        if not bool((found > largest * _GROWS).any()):
+        if number % look == 0 and not bool((found > largest * _GROWS).any()):
             break
         largest = torch.maximum(largest, found)
     reached = largest.isfinite() & weight.isfinite().all(1, keepdim=True)

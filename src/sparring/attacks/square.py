@@ -22,7 +22,7 @@ _ON_GPU, _ON_CPU = (20, 15 / 16), (1, 1.0)
 
 def fits(square: Any) -> bool:
     """Whether these settings of the package's attack are those that `run` knows."""
-    return square.norm == "Linf" and square.loss == "margin" and not square.targeted and not square.return_all
+    return bool(square.norm == "Linf" and square.loss == "margin" and not square.targeted and not square.return_all)
 
 
 @torch.no_grad()

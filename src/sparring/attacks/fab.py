@@ -1,0 +1,73 @@
+"""The steps of AutoAttack's targeted FAB in the L-infinity norm, without a question to the host between two of them.
+
+pyautoattack sorts every pixel for each projection, and asks the device at every step which images are misclassified.
+Here nothing is sorted (hyperplane.py) and all images are treated alike, so the same points come out up to rounding.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparring.attacks.hyperplane import steps_to_hyperplane
+
+
+def fits(fab: Any) -> bool:
+    """Whether these settings of the package's attack are those that `run` knows."""
+    return bool(fab.norm == "Linf" and fab.targeted and fab.n_restarts == 1)
+
+
+@torch.no_grad()
+def run(fab: Any, x: Tensor, y: Tensor, use_rand_start: bool = False, is_targeted: bool = True) -> Tensor:
+    """In place of the package's `attack_single_run`, with its settings: the nearest misclassified points it finds.
+
+    Args:
+        fab: the package's attack; `target_class` is the place of the target among the sorted logits, from the end.
+        x: (n, ...), in [0, 1].
+        y: (n,), int64.
+    """
+    assert is_targeted and not use_rand_start
+    logits = fab.predict(x.clone())
+    rows = torch.nonzero(logits.argmax(1) == y)[:, 0]
+    natural, labels = x[rows], y[rows]
+    targets = logits.sort(dim=1)[1][rows, -fab.target_class]
+    point, nearest = natural, natural
+    least = torch.full((len(rows),), torch.inf, device=x.device)
+    for _ in range(fab.n_iter if len(rows) else 0):
+        difference, normals = _difference(fab.predict, point, labels, targets)
+        offsets = (normals * point).flatten(1).sum(1) - difference
+        steps = [steps_to_hyperplane(of.flatten(1), normals.flatten(1), offsets).view_as(of) for of in (point, natural)]
+        far, farther = (_size(step).clamp(min=1e-8) for step in steps)
+        bias = _wide(far / (far + farther), x).clamp(0, fab.alpha_max)
+        point = (point + fab.eta * steps[0]) * (1 - bias) + (natural + fab.eta * steps[1]) * bias
+        point = point.clamp(0, 1)
+        wrong = fab.predict(point.clone()).argmax(1) != labels  # a model may write into what it is given
+        away = _size(point - natural)
+        nearer = wrong & (away < least)
+        nearest = torch.where(_wide(nearer, x), point, nearest)
+        least = torch.where(nearer, away, least)
+        point = torch.where(_wide(wrong, x), natural + (point - natural) * fab.beta, point)
+    found = x.clone()
+    found[rows] = nearest
+    return found
+
+
+@torch.enable_grad()
+def _difference(predict: Any, x: Tensor, labels: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """The target's logit minus the label's, and its gradient."""
+    point = x.detach().requires_grad_()
+    own, other = predict(point).gather(1, torch.stack([labels, targets], 1)).unbind(1)
+    difference = other - own
+    return difference.detach(), torch.autograd.grad(difference.sum(), point)[0]
+
+
+def _size(steps: Tensor) -> Tensor:
+    """The largest number of each image."""
+    return steps.abs().flatten(1).amax(1)
+
+
+def _wide(of_image: Tensor, x: Tensor) -> Tensor:
+    """A number of each image, in a shape that goes with images."""
+    return of_image.view(-1, *[1] * (x.ndim - 1))
