@@ -30,6 +30,8 @@ HOUSE: dict[str, list[str]] = {
         "stop_rules",
         "boundary",
         "hyperplane",
+        "fab",
+        "square",
         "autoattack",
     ],
     "models": [
