@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 from pyautoattack.square import SquareAttack
@@ -9,6 +12,7 @@ from torch import nn
 
 from sparring.attacks import square
 from sparring.attacks.autoattack import attack_part
+from sparring.errors import UserError
 
 
 def network(channels: int, size: tuple[int, int]) -> nn.Module:
@@ -30,6 +34,12 @@ def search(predict, x, eps: float, queries: int = 200) -> SquareAttack:
     found.init_hyperparam(x)
     assert square.fits(found)
     return found
+
+
+@pytest.fixture(autouse=True)
+def several_draws(monkeypatch):
+    """Squares are drawn in more than one go."""
+    monkeypatch.setattr(square, "_DRAWN", 60)
 
 
 def both(model, x, y, eps: float, queries: int = 200):
@@ -123,3 +133,30 @@ def test_autoattack_queries_so(monkeypatch):
     used.clear()
     attack_part("square", model, x.float(), y, eps=0.5, norm="l2")
     assert not used
+
+
+@pytest.mark.parametrize("changes", [{"norm": "L2"}, {"loss": "ce"}, {"targeted": True}, {"return_all": True}])
+def test_other_settings_are_left_to_the_package(changes):
+    model, x, _ = problem(1, (8, 8))
+    found = search(model, x, 2**-3)
+    for name, value in changes.items():
+        setattr(found, name, value)
+    assert not square.fits(found)
+
+
+@pytest.mark.parametrize("part", ["square", "fab-t", "apgd-ce"])
+def test_nothing_keeps_model_and_images_alive(part):
+    model, x, y = problem(1, (8, 8), count=2)
+    model, seen = model.float(), weakref.ref(model)
+    gc.disable()
+    try:
+        attack_part(part, model, x.float(), y, eps=2**-10)
+        del model
+        assert seen() is None
+    finally:
+        gc.enable()
+
+
+def test_flat_images_are_refused():
+    with pytest.raises(UserError, match="Square needs images"):
+        attack_part("square", lambda x: x[:, :3], torch.rand(2, 12), torch.zeros(2, dtype=torch.int64), eps=0.1)

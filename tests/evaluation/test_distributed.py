@@ -15,7 +15,7 @@ from sparring.evaluation.subject import Subject
 from sparring.shares import Share
 from sparring.training.distributed import joined
 from sparring.weights import load_model
-from tests.evaluation.test_autoattack import Corner, corner_images, fake_part
+from tests.evaluation.test_autoattack import Corner, corner_images, fake_part, in_three_precisions
 from tests.training import group
 
 PROTOCOLS = ["trades", "mart", "autoattack"]  # without and with a random start
@@ -59,10 +59,10 @@ def test_verdicts_that_a_stopped_group_left_are_taken_over(tmp_path):
     assert pgd.exists() and not list(tmp_path.rglob("*.process1.npz"))
 
 
-def in_bf16(store: str | None, *, stops: bool = False):
+def in_bf16(store: str | None, *, stops: bool = False, breaks: frozenset[int] = frozenset({8})):
     """Verdicts of a fake AutoAttack with doubtful examples, and the calls of its first part in this process."""
     calls: list[tuple[str, bool, list[int]]] = []
-    part = fake_part(calls, {"apgd-ce": {False: {1, 2, 8}, True: {8}}})
+    part = fake_part(calls, {"apgd-ce": {False: {1, 2, 8}, True: set(breaks)}})
 
     def stopped(name, model, *args, **more):
         if isinstance(model, torch.nn.Module):  # exact
@@ -86,6 +86,36 @@ def test_what_a_stopped_group_found_doubtful_is_attacked_in_fp32_only(tmp_path):
     assert in_bf16(str(tmp_path / "one")) == (right, retried, [([1, 2], True), ([8], True)]) and len(whole) == 4
     members = group.run(2, in_bf16, str(tmp_path / "two"))
     assert members == [(right, retried, [([1, 2], True)]), (right, retried, [([8], True)])]
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_what_any_process_finds_doubtful_is_attacked_in_fp32(size):
+    """Also the examples of a process that gets none of the batches in fp32."""
+    everything = partial(in_bf16, breaks=frozenset({1, 2, 8}))
+    right, retried, _ = everything(None)
+    assert right == [number not in (1, 2, 8) for number in range(10)] and retried == 3
+    members = group.run(size, everything, None)
+    assert [member[:2] for member in members] == [(right, retried)] * size
+    assert sorted(batch for _, _, first in members for batch in first if batch[1]) == [([1, 2], True), ([8], True)]
+
+
+def in_eight_bits(_store: None):
+    """Verdicts of the fake AutoAttack of three precisions, and its calls in this process."""
+    calls: list[tuple[str, str, list[int]]] = []
+    with pytest.MonkeyPatch.context() as patch, joined(torch.device("cpu")) as world:
+        model = in_three_precisions(patch, calls)
+        how = {"eps": 0.1, "precision": "bf16", "batch_size": 5, "world": world, "doubts": False}
+        found = evaluate(model, *corner_images(), "autoattack", **how)["autoattack"]
+    return found.correct.tolist(), found.detail["retried_in_fp32"], [call for call in calls if call[0] == "apgd-ce"]
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_doubts_of_eight_bits_are_shared_at_both_stages(size):
+    right, retried, whole = in_eight_bits(None)
+    assert right == [number not in (2, 4, 6) for number in range(10)] and retried == 4
+    members = group.run(size, in_eight_bits, None)
+    assert [member[:2] for member in members] == [(right, retried)] * size
+    assert sorted(call for _, _, calls in members for call in calls) == sorted(whole)
 
 
 def test_other_models_are_refused(tmp_path):

@@ -146,11 +146,23 @@ def test_logits_in_bf16_are_not_rounded_to_eight_bits(make):
     x = torch.rand(20, 3, side, side, generator=torch.Generator().manual_seed(0))
     fast = gradient_model(model, x, precision="bf16")
     logits = fast(x)
-    assert (logits != logits.bfloat16().float()).float().mean() > 0.9 and query_model(model, fast) is fast
+    assert (logits != logits.bfloat16().float()).float().mean() > 0.9 and query_model(model, fast, x) is fast
 
 
-def test_the_model_itself_answers_queries_where_logits_would_be_rounded(small):
-    other = nn.Sequential(small, nn.LayerNorm(10))  # is not folded
+class Halved(nn.Module):
+    """Logits come from an operation in bf16, and not from the linear layer."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x):
+        return self.net(x) / 2
+
+
+@pytest.mark.parametrize("around", [lambda net: nn.Sequential(net, nn.LayerNorm(10)), Halved])
+def test_the_model_itself_answers_queries_where_logits_would_be_rounded(small, around):
+    other = around(small).eval()
     subject = prepare(other, few(6), torch.zeros(6, dtype=torch.int64), precision="bf16", batch_size=None)
     assert subject.precision == "bf16" and subject.fast is not other and subject.steady is other
 

@@ -81,6 +81,8 @@ def attack_part(
     check_norm(norm)
     check_radius("eps", eps, norm)
     check_batch(x, y)
+    if part == "square" and x.ndim != 4:
+        raise UserError(f"Square needs images of shape (n, channels, height, width), got {tuple(x.shape)}.")
     if len(x) == 0:
         return Claim(x.clone(), torch.zeros(0, dtype=torch.bool, device=x.device))
 
@@ -133,12 +135,15 @@ def _perturb(suite: Any, part: str, x: Tensor, y: Tensor, *, targets: int) -> Te
         search.loss = part.removeprefix("apgd-")
     if part == "fab-t":
         search.targeted = True
-    for name, quick in (("fab-t", fab), ("square", square)):
-        if part == name and quick.fits(search):
-            search.attack_single_run = partial(quick.run, search)
     search.n_target_classes = targets
-    found: Tensor = search.perturb(x, y)
-    return found
+    quick = {"fab-t": fab, "square": square}.get(part)
+    if quick is None or not quick.fits(search):
+        return search.perturb(x, y)  # type: ignore[no-any-return]
+    search.attack_single_run = partial(quick.run, search)
+    try:
+        return search.perturb(x, y)  # type: ignore[no-any-return]
+    finally:
+        del search.attack_single_run  # it holds the search, which would live, with model and images, until a collection
 
 
 def _cuda(x: Tensor) -> list[torch.device]:

@@ -1,7 +1,7 @@
-"""The steps of AutoAttack's targeted FAB in the L-infinity norm, without a question to the host between two of them.
+"""The steps of AutoAttack's targeted FAB in the L-infinity norm, with few questions to the device.
 
-pyautoattack sorts every pixel for each projection, and asks the device at every step which images are misclassified.
-Here nothing is sorted (hyperplane.py) and all images are treated alike, so the same points come out up to rounding.
+pyautoattack sorts every pixel for each projection, and asks at every step which images are misclassified. Here nothing
+is sorted (hyperplane.py) and all images are treated alike; the same points come out up to rounding.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def run(fab: Any, x: Tensor, y: Tensor, use_rand_start: bool = False, is_targete
 @torch.enable_grad()
 def _difference(predict: Any, x: Tensor, labels: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """The target's logit minus the label's, and its gradient."""
-    point = x.detach().requires_grad_()
+    point = x.detach().clone().requires_grad_()
     own, other = predict(point).gather(1, torch.stack([labels, targets], 1)).unbind(1)
     difference = other - own
     return difference.detach(), torch.autograd.grad(difference.sum(), point)[0]

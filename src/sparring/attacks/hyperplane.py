@@ -21,23 +21,23 @@ def steps_to_hyperplane(points: Tensor, normals: Tensor, offsets: Tensor) -> Ten
     pyautoattack, where numbers are NaN or infinite.
 
     Args:
-        points: (n, pixels), in [0, 1].
+        points: (..., n, pixels), in [0, 1].
         normals: (n, pixels).
         offsets: (n,).
     """
-    away = (normals * points).sum(1, keepdim=True) - offsets[:, None]
+    away = (normals * points).sum(-1, keepdim=True) - offsets[..., None]
     up = torch.where(away >= 0, normals < 0, normals > 0)  # pixels that grow
     room, weight, need = torch.where(up, 1 - points, points), normals.abs(), away.abs()
-    largest = need / weight.sum(1, keepdim=True).clamp(min=1e-30)  # if no pixel met the end of its room
+    largest = need / weight.sum(-1, keepdim=True).clamp(min=1e-30)  # if no pixel met the end of its room
     look = _ON_GPU if points.is_cuda else _ON_CPU
     for number in range(1, _MOST + 1):
         free = weight * (room > largest)
-        slope = free.sum(1, keepdim=True)
-        done = ((weight - free) * room).sum(1, keepdim=True)
+        slope = free.sum(-1, keepdim=True)
+        done = ((weight - free) * room).sum(-1, keepdim=True)
         found = torch.where(slope > 0, (need - done) / slope, torch.inf)
         if number % look == 0 and not bool((found > largest * _GROWS).any()):
             break
         largest = torch.maximum(largest, found)
-    reached = largest.isfinite() & weight.isfinite().all(1, keepdim=True)
+    reached = largest.isfinite() & weight.isfinite().all(-1, keepdim=True)
     step = torch.where(reached, torch.minimum(largest, room), room)
     return torch.where(up, step, -step) * (normals != 0)

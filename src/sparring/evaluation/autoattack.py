@@ -21,6 +21,7 @@ from torch import Tensor
 
 from sparring.attacks.autoattack import Version, attack_part, is_stochastic, parts
 from sparring.attacks.checks import Model
+from sparring.errors import UserError
 from sparring.evaluation.cache import Ledger
 from sparring.evaluation.gradient_model import replayed
 from sparring.evaluation.progress import Advance, Task
@@ -46,6 +47,9 @@ def run_autoattack(
     """AutoAttack's verdicts, and the accuracy after each part. `natural` marks the examples correct without attack."""
     probe, _ = subject.take(torch.arange(min(len(subject.x), 64, subject.batch)))
     version: Version = world.from_first("rand" if is_stochastic(subject.model, probe) else "standard")
+    if version == "standard" and probe.ndim != 4:  # said before hours of other parts
+        shape = tuple(subject.x.shape)
+        raise UserError(f"AutoAttack's Square needs images of shape (n, channels, height, width), got {shape}.")
     correct = natural.clone()
     after: dict[str, float] = {}
     took: dict[str, float] = {}
@@ -84,7 +88,7 @@ def _attack(
         return is_correct(subject.model, found.x_adv, y)
 
     began = time.perf_counter()
-    # Those that an interrupted run has found doubtful go to fp32 at once.
+    # Those that an interrupted run has found doubtful are not attacked so again.
     for done, found in subject.each(rows[~ledger.doubtful[rows]], first):
         right, doubted = found.cpu()
         ledger.doubtful[done[doubted]] = True

@@ -2,7 +2,7 @@
 
 A store is a folder. It has one subfolder per (weights, data), named by their sha256, so that verdicts of another model
 or other images are never mixed in; there, one file per attack, seed and restart: which examples were judged, which are
-correct, which have to be attacked again in exact fp32, and the seconds it took. Models with the same weights and
+correct, which rounding leaves in doubt, and the seconds it took. Models with the same weights and
 another code are told apart by their logits on a few images, which lie there too. Files are written atomically.
 """
 
@@ -40,7 +40,7 @@ class Ledger:
 
     judged: Tensor  # bool per example, on the CPU
     correct: Tensor  # bool per example: classified correctly; True while not judged
-    doubtful: Tensor  # bool per example: its verdict is left to another attack, in exact fp32
+    doubtful: Tensor  # bool per example: its verdict is left to another attack, in finer numbers
     seconds: float = 0.0
     path: Path | None = None
     retried: int = 0  # examples attacked again in fp32

@@ -48,12 +48,18 @@ def gradient_model(
     return torch.compile(network, dynamic=True) if compiled else network
 
 
-def query_model(model: Model, gradients: Model) -> Model:
+@torch.no_grad()
+def query_model(model: Model, gradients: Model, probe: Tensor) -> Model:
     """The model to ask for logits whose small differences matter; `gradients`: from `gradient_model`.
 
-    Autocast gives logits in bf16, rounded to 8 bits, in which such differences are lost: the model itself answers.
+    Where logits come out in bf16, rounded to 8 bits, such differences are lost: the model itself answers.
     """
-    return gradients if isinstance(gradients, nn.Module) else model
+    logits = gradients(probe)
+    rounded = (logits == logits.bfloat16().to(logits.dtype)).double().mean()
+    return model if float(rounded) > _ROUNDED else gradients
+
+
+_ROUNDED = 0.5  # of the logits, from which on they are taken to be; of others 1 in 65,536 is a number in bf16
 
 
 def eight_bit_model(model: Model, probe: Tensor, *, most: int) -> Model | str:

@@ -147,7 +147,7 @@ def prepare(
         subject.classes = _classes(model, probe, y)
         half: Precision = "fp32" if precision == "fp32" else "bf16"
         subject.fast = gradient_model(model, probe, precision=half, most=subject.batch, compiled=compiled)
-        subject.steady = query_model(model, subject.fast)
+        subject.steady = query_model(model, subject.fast, probe)
         if precision == "fp8" and name == "bf16":
             few = batch_size or min(automatic, _EIGHT_BIT_IMAGES)
             found = eight_bit_model(model, probe, most=few)
