@@ -113,3 +113,25 @@ def test_the_caller_s_settings_stay():
         torch.set_default_dtype(torch.float32)
     assert all(p.grad is None and p.requires_grad for p in model.parameters())
     assert log.level == level and torch.equal(torch.get_rng_state(), state)
+
+
+PARTS = [("standard", part) for part in ("apgd-ce", "apgd-t", "fab-t", "square")]
+
+
+@pytest.mark.parametrize(("version", "part"), [*PARTS, ("rand", "apgd-ce"), ("rand", "apgd-dlr")])
+def test_every_call_of_the_model_is_told_with_its_share(version, part):
+    """Of images that withstand, the shares add up to almost 1; of those that break, to less."""
+    model = net()
+    x, y = batch(model, 3)
+    shares, called = [], []
+
+    def counted(images):
+        called.append(len(images))
+        return model(images)
+
+    attack_part(part, counted, x, y, eps=1e-6, version=version, each_call=shares.append)
+    assert 0.97 < sum(shares) <= 1 + 1e-6 and len(shares) == len(called) - 1  # one call asks for the classes
+    if part == "square":
+        broken = []
+        attack_part(part, model, x, y, eps=1.0, version=version, each_call=broken.append)
+        assert sum(broken) < 0.5

@@ -81,7 +81,7 @@ def test_logits_that_are_not_finite_are_a_doubt(broken, images):
 def fake_part(calls: list[tuple[str, bool, list[int]]], breaks: dict[str, dict[bool, set[int]]]):
     """A fake pyautoattack that breaks the examples in `breaks`, {part: examples}, numbered by their first pixel."""
 
-    def part(name, model, x, y, *, eps, norm, version, seed):
+    def part(name, model, x, y, *, eps, norm, version, seed, each_call):
         exact = isinstance(model, nn.Module)
         numbers = x[:, 0, 0, 0].mul(100).round().int().tolist()
         calls.append((name, exact, numbers))

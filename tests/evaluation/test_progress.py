@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 import threading
+from contextlib import contextmanager
 
 import pytest
 import torch
 
-from sparring.evaluation import Part, PGDAttack, Protocol, estimate, evaluate, progress
+from sparring.evaluation import Part, PGDAttack, Protocol, estimate, evaluate, evaluator, progress
 
 PROTOCOL = Protocol("one", "", 0.1, (PGDAttack("pgd2", 2, Part(4)),))
 
@@ -20,16 +21,15 @@ def often(monkeypatch):
 
 
 class Waiting(torch.nn.Module):
-    """The trained model; the attack's first call, after one probe and four natural batches, waits for a line."""
+    """The trained model; the attack's first call, which is the first with a gradient, waits for a line."""
 
     def __init__(self, model: torch.nn.Module, capsys: pytest.CaptureFixture[str]) -> None:
         super().__init__()
-        self.model, self.capsys, self.calls, self.heard = model, capsys, 0, ""
+        self.model, self.capsys, self.heard = model, capsys, ""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.calls += 1
         patience = 1000  # ten seconds: a missing line fails the test instead of hanging it
-        while self.calls > 5 and "pgd2" not in self.heard and patience:
+        while x.requires_grad and "pgd2" not in self.heard and patience:
             self.heard += self.capsys.readouterr().out
             threading.Event().wait(0.01)
             patience -= 1
@@ -85,6 +85,25 @@ def test_every_step_of_an_attack_is_counted(trained, monkeypatch):
     monkeypatch.setattr(progress.BySteps, "__call__", lambda self, images: seen.append(images))
     evaluate(trained.model, trained.x[:40], trained.y[:40], PROTOCOL, batch_size=20, doubts=False)
     assert seen == [20, 20] * 2
+
+
+def test_autoattack_moves_within_a_batch_and_ends_at_the_number_of_images(trained, monkeypatch):
+    """In two batches, of which many images break; some only in bf16, which are attacked again."""
+    moved: dict[str, list[float]] = {}
+
+    @contextmanager
+    def seen(shown):
+        yield lambda what, total: moved.setdefault(f"{what} {total}", []).append
+
+    monkeypatch.setattr(evaluator, "meter", seen)
+    x, y = trained.x[:8], trained.y[:8]
+    record = evaluate(trained.model, x, y, "autoattack", precision="bf16", batch_size=4, doubts=False)["autoattack"]
+    left = int((trained.model(x).argmax(1) == y).sum())
+    assert left > 4
+    for part, accuracy in record.detail["accuracy_after"].items():
+        steps = moved[f"AutoAttack {part} {left}"]
+        assert len(steps) > 50 and sum(steps) == pytest.approx(left)
+        left = round(8 * accuracy)
 
 
 def test_how_long_it_takes_is_said_beforehand(trained, monkeypatch, capsys):

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -70,11 +70,15 @@ def attack_part(
     norm: Norm = "linf",
     version: Version = "standard",
     seed: int = 0,
+    each_call: Callable[[float], None] = lambda share: None,
 ) -> Claim:
     """Run one part of AutoAttack on these examples, in the ball of this norm.
 
     The package skips examples that the model gets wrong from the start. It seeds itself anew for every call, so its
     draws depend on how examples are batched.
+
+    Args:
+        each_call: called at every call of the model with about its share of all that may come.
     """
     if part not in PARTS:
         raise unknown("part of AutoAttack", part, PARTS)
@@ -86,7 +90,10 @@ def attack_part(
     if len(x) == 0:
         return Claim(x.clone(), torch.zeros(0, dtype=torch.bool, device=x.device))
 
+    share = 0.0
+
     def logits(images: Tensor) -> Tensor:
+        each_call(share)
         # The package works in float32 and writes into the logits it gets.
         return call(model, _Clean.apply(images).to(x.dtype)).float().clone()  # type: ignore[no-untyped-call]
 
@@ -94,7 +101,9 @@ def attack_part(
     with torch.no_grad(), frozen(model), _alone(x):
         classes = call(model, x[:1]).shape[1]
         suite = _suite()(logits, eps=eps, norm=_NAMES[norm], device=x.device, version=version, seed=seed)
-        found = _perturb(suite, part, images, y, targets=min(_MOST_TARGETS, classes - 1))
+        targets = min(_MOST_TARGETS, classes - 1)
+        share = 1 / _most_calls(suite, part, targets)
+        found = _perturb(suite, part, images, y, targets=targets)
         claimed = (found != images).flatten(1).any(dim=1) & found.flatten(1).isfinite().all(dim=1)
         if x.dtype != images.dtype:  # the package skips what is wrong once it is rounded, which is a point of the ball
             claimed |= logits(images).argmax(dim=1) != y
@@ -120,6 +129,17 @@ def _suite() -> Any:
     except ImportError:
         raise UserError("AutoAttack needs the package pyautoattack. Run: pip install pyautoattack.") from None
     return AutoAttack
+
+
+def _most_calls(suite: Any, part: str, targets: int) -> int:
+    """The most calls of the model that a part makes, if every image withstands it."""
+    if part == "square":
+        return 3 + suite.square.n_queries  # type: ignore[no-any-return]
+    if part == "fab-t":
+        return 1 + targets * (3 + 2 * suite.fab.n_iter)  # type: ignore[no-any-return]
+    search = suite.apgd_targeted if part == "apgd-t" else suite.apgd
+    runs = search.n_restarts * (targets if part == "apgd-t" else 1)
+    return 1 + runs * (1 + search.eot_iter * (1 + search.n_iter))  # type: ignore[no-any-return]
 
 
 def _perturb(suite: Any, part: str, x: Tensor, y: Tensor, *, targets: int) -> Tensor:

@@ -24,7 +24,7 @@ from sparring.attacks.checks import Model
 from sparring.errors import UserError
 from sparring.evaluation.cache import Ledger
 from sparring.evaluation.gradient_model import replayed
-from sparring.evaluation.progress import Advance, Task
+from sparring.evaluation.progress import Advance, BySteps, Task
 from sparring.evaluation.protocols import Settings
 from sparring.evaluation.result import Repeat
 from sparring.evaluation.subject import Subject
@@ -75,16 +75,21 @@ def _attack(
 ) -> None:
     """Attack these examples by one part, and enter their verdicts as they come."""
 
+    by_call = BySteps(advance, 1)
+
+    def moving(x: Tensor) -> dict[str, Any]:
+        return how | {"each_call": lambda share: by_call(len(x) * share)}
+
     def first(x: Tensor, y: Tensor, _rows: Tensor) -> Tensor:
-        return _judge(subject, subject.steady if part == "square" else subject.fast, part, x, y, **how)
+        return _judge(subject, subject.steady if part == "square" else subject.fast, part, x, y, **moving(x))
 
     def second(x: Tensor, y: Tensor, _rows: Tensor) -> Tensor:
-        return _judge(subject, subject.steady, part, x, y, **how)
+        return _judge(subject, subject.steady, part, x, y, **moving(x))
 
     def again(x: Tensor, y: Tensor, _rows: Tensor) -> Tensor:
         with exact(x.device):
             model = replayed(subject.model, x) if how["version"] == "standard" else subject.model
-            found = attack_part(part, model, x, y, **how)
+            found = attack_part(part, model, x, y, **moving(x))
         return is_correct(subject.model, found.x_adv, y)
 
     began = time.perf_counter()
@@ -93,7 +98,7 @@ def _attack(
         right, doubted = found.cpu()
         ledger.doubtful[done[doubted]] = True
         ledger.enter(done[~doubted], right[~doubted], time.perf_counter() - began)
-        advance(int((~doubted).sum()))
+        by_call.finish(int((~doubted).sum()))
         began = time.perf_counter()
     # Those of all processes, so that batches are what they are for one.
     doubtful = world.total(ledger.doubtful.long()) > 0
@@ -104,7 +109,7 @@ def _attack(
             right, doubted = found.cpu()
             still[done[doubted]] = 1
             ledger.enter(done[~doubted], right[~doubted], time.perf_counter() - began)
-            advance(int((~doubted).sum()))
+            by_call.finish(int((~doubted).sum()))
             began = time.perf_counter()
         doubtful = world.total(still) > 0
     # Half batches: fp32 needs twice the memory.
@@ -112,7 +117,7 @@ def _attack(
         took = time.perf_counter() - began
         _log.debug("%s again in fp32: %d images, %.1f s", part, len(done), took)
         ledger.enter(done, right, took, len(done))
-        advance(len(done))
+        by_call.finish(len(done))
         began = time.perf_counter()
 
 

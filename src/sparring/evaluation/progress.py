@@ -23,7 +23,7 @@ class BySteps:
     def __init__(self, advance: Advance, steps: int) -> None:
         self.advance, self.steps, self.ahead = advance, steps, 0.0
 
-    def __call__(self, images: int) -> None:
+    def __call__(self, images: float) -> None:
         """A step of a batch of `images`."""
         self.advance(images / self.steps)
         self.ahead += images / self.steps
@@ -75,7 +75,7 @@ class _Place:
 
 @contextmanager
 def _lines() -> Iterator[Task]:
-    """Print from a thread: a batch of PGD-100 may take minutes on a CPU, and AutoAttack does not report within one."""
+    """Print from a thread, once a minute."""
     place, over, began = _Place(), threading.Event(), time.monotonic()
 
     def task(what: str, total: int | None) -> Advance:
