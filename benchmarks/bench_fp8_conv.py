@@ -4,10 +4,9 @@
 
 The layers are those of WRN-34-10 (160, 320 and 640 channels, and the two that halve the image) or those of ResNet-18
 (64 to 512 channels, and the three that halve it); forward and back to the input, with what engine/triton/fp8_conv.py
-does in the same launch. cuDNN runs the convolution alone. Every tiling is
-first compared with torch on the same rounded numbers, on five images, and must give the same bits every time. Times are
-medians of twelve replays of a captured graph of twelve launches, which take turns among three random inputs. Needs no
-data.
+does in the same launch. cuDNN runs the convolution alone. Every tiling is first compared with torch on the same rounded
+numbers, on five images, and must give the same bits every time. Times are medians of twelve replays of a captured graph
+of twelve launches, which take turns among three random inputs. Needs no data.
 """
 
 from __future__ import annotations

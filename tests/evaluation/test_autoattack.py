@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from contextlib import contextmanager
+
 import numpy as np
 import pytest
 import torch
@@ -152,20 +154,27 @@ IN_SEVERAL_BATCHES = [  # the first pass in bf16; what fp32 does not confirm at 
 ]
 
 
+@contextmanager
+def stopped(monkeypatch, when):
+    """An evaluation that is stopped before the call of a part for which `when(name)` is true."""
+    playing = module.attack_part
+
+    def dies(name, *args, **kwargs):
+        if when(name):
+            raise KeyboardInterrupt
+        return playing(name, *args, **kwargs)
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(module, "attack_part", dies)
+        yield
+
+
 def interrupted(played, store, monkeypatch, after: int):
     """A bf16 evaluation with doubtful examples in both batches, stopped after so many calls of the first part."""
     calls, breaks = played
     breaks["apgd-ce"] = {False: {1, 2, 8}, True: {8}}
     given = {"eps": EPS, "doubts": False, "precision": "bf16", "batch_size": 5}
-    playing = module.attack_part
-
-    def dies(*args, **kwargs):
-        if len(calls) == after:
-            raise KeyboardInterrupt
-        return playing(*args, **kwargs)
-
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(module, "attack_part", dies)
+    with stopped(monkeypatch, lambda _: len(calls) == after):
         evaluate(Corner(), *corner_images(), "autoattack", store=store, **given)
     assert of_the_first_part(calls) == IN_SEVERAL_BATCHES[:after]
     calls.clear()
@@ -220,19 +229,10 @@ def test_an_interrupted_autoattack_continues(played, tmp_path, monkeypatch):
     calls, breaks = played
     breaks["apgd-ce"] = {True: {1}}
     breaks["fab-t"] = {True: {8}}
-    playing = module.attack_part
-
-    def dies(name, *args, **kwargs):
-        if name == "fab-t" and len([c for c in calls if c[0] == "fab-t"]) == 1:
-            raise KeyboardInterrupt
-        return playing(name, *args, **kwargs)
-
-    monkeypatch.setattr(module, "attack_part", dies)
     given = {"eps": EPS, "doubts": False, "batch_size": 5, "store": tmp_path}
-    with pytest.raises(KeyboardInterrupt):
+    with stopped(monkeypatch, lambda name: name == "fab-t" and [call[0] for call in calls].count("fab-t") == 1):
         evaluate(Corner(), *corner_images(), "autoattack", **given)
     calls.clear()
-    monkeypatch.setattr(module, "attack_part", playing)
     record = evaluate(Corner(), *corner_images(), "autoattack", **given)["autoattack"]
     assert [n for n, right in enumerate(record.correct) if not right] == [1, 8]
     assert [(name, ns) for name, _, ns in calls] == [
@@ -296,16 +296,8 @@ def test_after_eight_bits_doubts_go_to_bf16_and_then_to_fp32(monkeypatch, tmp_pa
 def test_a_continued_run_in_eight_bits_begins_with_its_doubts(monkeypatch, tmp_path, after):
     calls = []
     model = in_three_precisions(monkeypatch, calls)
-    playing = module.attack_part
     given = {"eps": EPS, "doubts": False, "precision": "bf16", "batch_size": 6}
-
-    def dies(*args, **kwargs):
-        if len(calls) == after:
-            raise KeyboardInterrupt
-        return playing(*args, **kwargs)
-
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(module, "attack_part", dies)
+    with stopped(monkeypatch, lambda _: len(calls) == after):
         evaluate(model, *corner_images(), "autoattack", store=tmp_path, **given)
     calls.clear()
     continued = evaluate(model, *corner_images(), "autoattack", store=tmp_path, **given)["autoattack"]

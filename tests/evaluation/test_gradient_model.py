@@ -338,4 +338,4 @@ def test_the_network_in_eight_bits_is_checked_before_it_is_replayed(small, monke
     monkeypatch.setattr(tested, "fused_mismatch", lambda *given, **how: "")
     found = eight_bit_model(small, few(4), most=40)
     assert isinstance(found, Replayed) and found.network.manual is eight
-    assert found.sizes[-1] == subjects._EIGHT_BIT_IMAGES  # every batch is captured
+    assert found.sizes[-1] == tested.EIGHT_BIT_IMAGES  # every batch is captured

@@ -134,12 +134,12 @@ def _suite() -> Any:
 def _most_calls(suite: Any, part: str, targets: int) -> int:
     """The most calls of the model that a part makes, if every image withstands it."""
     if part == "square":
-        return 3 + suite.square.n_queries  # type: ignore[no-any-return]
+        return 3 + int(suite.square.n_queries)
     if part == "fab-t":
-        return 1 + targets * (3 + 2 * suite.fab.n_iter)  # type: ignore[no-any-return]
+        return 1 + targets * (3 + 2 * int(suite.fab.n_iter))
     search = suite.apgd_targeted if part == "apgd-t" else suite.apgd
     runs = search.n_restarts * (targets if part == "apgd-t" else 1)
-    return 1 + runs * (1 + search.eot_iter * (1 + search.n_iter))  # type: ignore[no-any-return]
+    return 1 + int(runs * (1 + search.eot_iter * (1 + search.n_iter)))
 
 
 def _perturb(suite: Any, part: str, x: Tensor, y: Tensor, *, targets: int) -> Tensor:
@@ -157,13 +157,13 @@ def _perturb(suite: Any, part: str, x: Tensor, y: Tensor, *, targets: int) -> Te
         search.targeted = True
     search.n_target_classes = targets
     quick = {"fab-t": fab, "square": square}.get(part)
-    if quick is None or not quick.fits(search):
-        return search.perturb(x, y)  # type: ignore[no-any-return]
-    search.attack_single_run = partial(quick.run, search)
+    if quick is not None and quick.fits(search):
+        search.attack_single_run = partial(quick.run, search)
     try:
-        return search.perturb(x, y)  # type: ignore[no-any-return]
-    finally:
-        del search.attack_single_run  # it holds the search, which would live, with model and images, until a collection
+        found: Tensor = search.perturb(x, y)
+    finally:  # an attribute that holds its search would keep it, with model and images, until a collection
+        vars(search).pop("attack_single_run", None)
+    return found
 
 
 def _cuda(x: Tensor) -> list[torch.device]:

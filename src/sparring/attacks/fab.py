@@ -38,10 +38,11 @@ def run(fab: Any, x: Tensor, y: Tensor, use_rand_start: bool = False, is_targete
     for _ in range(fab.n_iter if len(rows) else 0):
         difference, normals = _difference(fab.predict, point, labels, targets)
         offsets = (normals * point).flatten(1).sum(1) - difference
-        steps = [steps_to_hyperplane(of.flatten(1), normals.flatten(1), offsets).view_as(of) for of in (point, natural)]
-        far, farther = (_size(step).clamp(min=1e-8) for step in steps)
+        both = torch.stack([point.flatten(1), natural.flatten(1)])
+        step, first = steps_to_hyperplane(both, normals.flatten(1), offsets).view(2, *point.shape)
+        far, farther = (_size(each).clamp(min=1e-8) for each in (step, first))
         bias = _wide(far / (far + farther), x).clamp(0, fab.alpha_max)
-        point = (point + fab.eta * steps[0]) * (1 - bias) + (natural + fab.eta * steps[1]) * bias
+        point = (point + fab.eta * step) * (1 - bias) + (natural + fab.eta * first) * bias
         point = point.clamp(0, 1)
         wrong = fab.predict(point.clone()).argmax(1) != labels  # a model may write into what it is given
         away = _size(point - natural)

@@ -22,7 +22,7 @@ def steps_to_hyperplane(points: Tensor, normals: Tensor, offsets: Tensor) -> Ten
 
     Args:
         points: (..., n, pixels), in [0, 1].
-        normals: (n, pixels).
+        normals: (n, pixels), those of all leading places of `points`.
         offsets: (n,).
     """
     away = (normals * points).sum(-1, keepdim=True) - offsets[..., None]

@@ -2,8 +2,8 @@
 
 A store is a folder. It has one subfolder per (weights, data), named by their sha256, so that verdicts of another model
 or other images are never mixed in; there, one file per attack, seed and restart: which examples were judged, which are
-correct, which rounding leaves in doubt, and the seconds it took. Models with the same weights and
-another code are told apart by their logits on a few images, which lie there too. Files are written atomically.
+correct, which rounding leaves in doubt, and the seconds it took. Models with the same weights and another code are told
+apart by their logits on a few images, which lie there too. Files are written atomically.
 """
 
 from __future__ import annotations

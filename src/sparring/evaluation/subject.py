@@ -16,14 +16,13 @@ from sparring.attacks.checks import HALF, Model, call, check_batch, check_labels
 from sparring.engine import on
 from sparring.engine.attack.replay import Replayed
 from sparring.errors import RunFailed, UserError, unknown
-from sparring.evaluation.gradient_model import eight_bit_model, gradient_model, query_model
+from sparring.evaluation.gradient_model import EIGHT_BIT_IMAGES, eight_bit_model, gradient_model, query_model
 from sparring.evaluation.verdicts import exact
 from sparring.shares import WHOLE, Share
 from sparring.training.config import Precision
 
 _CPU_VALUES = 2**19  # pixels per batch on the CPU: 170 CIFAR-10 images
 _CUDA_VALUES = 2**24 - 2**22  # on a GPU: 4096 CIFAR-10 images, halved until they fit
-_EIGHT_BIT_IMAGES = 2048  # of a batch in eight bits, whose kernels count in 32 bits
 
 _log = logging.getLogger(__name__)
 
@@ -149,7 +148,7 @@ def prepare(
         subject.fast = gradient_model(model, probe, precision=half, most=subject.batch, compiled=compiled)
         subject.steady = query_model(model, subject.fast, probe)
         if precision == "fp8" and name == "bf16":
-            few = batch_size or min(automatic, _EIGHT_BIT_IMAGES)
+            few = batch_size or min(automatic, EIGHT_BIT_IMAGES)
             found = eight_bit_model(model, probe, most=few)
             if isinstance(found, str):
                 _log.warning(f"gradients are bf16, because {found}.")

@@ -183,9 +183,10 @@ def _fold(
             _pool(graph, node)
         if "manual" not in without:
             manual = read_chain(graph, next(model.parameters()).device)
-    last = module_of(graph, graph.graph.output_node().all_input_nodes[0])
-    if fine and manual is None and isinstance(last, Dense) and not last.pools and dtype == torch.bfloat16:
-        last.widen()
+    if fine and manual is None and dtype == torch.bfloat16:
+        last = module_of(graph, graph.graph.output_node().all_input_nodes[0])
+        if isinstance(last, Dense) and not last.pools:
+            last.widen()
     for node in list(graph.graph.nodes):
         _fork(graph, node)
     graph.graph.lint()
