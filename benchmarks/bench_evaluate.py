@@ -197,11 +197,11 @@ def autoattack(
     """AutoAttack standard: ours on all, the package alone on the first `limit`, in batches of each size.
 
     The package works batch by batch, so its time grows with their number; `-scaled` is its time times all over limit.
-    Its accuracy is reported beside ours on the same images.
+    Its accuracy is reported beside ours on the same images, and how many verdicts differ in either direction.
     """
     device = next(model.parameters()).device
     yield {"n": len(x), "eps": eps, "package-n": limit}
-    seconds = {}
+    seconds, records = {}, {}
     for precision in precisions:
         ours: list[Any] = []
         seconds[precision] = timed(
@@ -210,7 +210,7 @@ def autoattack(
             ),
             device,
         )
-        record = ours[0]["autoattack"]
+        records[precision] = record = ours[0]["autoattack"]
         yield {
             f"ours-{precision}-seconds": seconds[precision],
             f"ours-{precision}-accuracy": record.accuracy,
@@ -219,23 +219,29 @@ def autoattack(
         }
     images, labels = x[:limit].to(device).float() / 255, y[:limit].to(device)
     for size in sizes:
-        wrong: list[Tensor] = []
+        right: list[Tensor] = []
 
-        def package(size: int = size, wrong: list[Tensor] = wrong) -> None:
+        def package(size: int = size, right: list[Tensor] = right) -> None:
             suite = AutoAttack(model, eps=eps, device=device, seed=0)
             x_adv, _ = suite.run_standard_evaluation(images, labels, batch_size=size)
             with torch.no_grad():
                 pairs = zip(x_adv.split(250), labels.split(250), strict=True)
-                wrong.extend((model(a).argmax(1) != b).sum() for a, b in pairs)
+                right.extend(model(a).argmax(1) == b for a, b in pairs)
 
         took = timed(package, device)
         model.zero_grad()
-        scaled = took * len(x) / limit
-        yield {
+        scaled, theirs = took * len(x) / limit, torch.cat(right).cpu()
+        found = {
             f"package-{size}-seconds": took,
-            f"package-{size}-accuracy": 1 - sum(wrong).item() / limit,
+            f"package-{size}-accuracy": float(theirs.double().mean()),
             f"package-{size}-scaled": scaled,
-        } | {f"times-faster-{precision}-than-{size}": scaled / seconds[precision] for precision in precisions}
+        }
+        for precision, record in records.items():
+            ours_alone = record.correct[:limit] & ~theirs
+            found[f"times-faster-{precision}-than-{size}"] = scaled / seconds[precision]
+            found[f"withstand-{precision}-alone"] = int(ours_alone.sum())
+            found[f"withstand-package-{size}-but-not-{precision}"] = int((theirs & ~record.correct[:limit]).sum())
+        yield found
 
 
 def timed(work: Callable[[], Any], device: torch.device) -> float:

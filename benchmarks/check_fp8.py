@@ -189,15 +189,15 @@ def attacks(model: nn.Module, engines: dict[str, Engine], images: Images) -> dic
 
 
 def repeats(engines: dict[str, Engine], images: Images) -> dict[str, dict[str, bool]]:
-    """Whether the same bits come out several times: of logits, of gradients, and of whole attacks."""
+    """Whether the same bits come out several times: of logits and gradients (not captured), and of whole attacks."""
     found: dict[str, dict[str, bool]] = {}
     for name, engine in engines.items():
         found[name] = {}
         for count in (BATCH, BATCH * 3 // 4, BATCH // 3):
             x, y = images(count)
             passes = [gradients(engine.gradients, x, y) for _ in range(20)]
-            pgd = [attacked(engine, search(tau=1), x, y, 5) for _ in range(5)]
-            for what, several in (("passes", passes), ("attacks", pgd)):
+            early, late = ([attacked(engine, search(tau=tau), x, y, 5) for _ in range(5)] for tau in (1, 10))
+            for what, several in (("passes", passes), ("attacks at tau 1", early), ("attacks at tau 10", late)):
                 same = (torch.equal(a, b) for one in several[1:] for a, b in zip(several[0], one, strict=True))
                 found[name][f"{what} of {count}"] = all(same)
     say(f"the same bits again: {found}")
@@ -278,7 +278,9 @@ def trained(model: nn.Module, engines: dict[str, Engine], images: Images, batche
     for index in range(batches):
         x, y = images()
         x_adv, _ = attacked(engines["bf16"], search(tau=min(3, index // 20)), x, y, index)
-        loss = engines["bf16"].update(x, x_adv, y, 0.05 * min(1.0, (index + 1) / 20))
+        # The rate ends near 0, so that running statistics are those of the weights.
+        rate = 0.05 * min(1.0, (index + 1) / 20, 2 * (batches - index) / batches)
+        loss = engines["bf16"].update(x, x_adv, y, rate)
     engines["fp8"].refresh()
     say(f"trained on {batches} batches, the last loss {loss.item():.3f}")
     return loss.item()

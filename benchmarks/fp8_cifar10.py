@@ -78,6 +78,7 @@ def one(name: str, given: argparse.Namespace) -> None:
         "n": len(data.test),
         "n_autoattack": images,
         "accuracy": accuracies | {"autoattack": attacked.accuracy},
+        "seconds of AutoAttack, alone on the GPU": attacked.seconds if given.at_once == 1 else None,
         "backprops": statistics.mean(record["backprops"] for record in metrics),
         "seconds with other runs on the GPU": sum(record["seconds"] for record in metrics),
         **run_folder.environment(torch.device(given.device)),
@@ -102,7 +103,7 @@ def work(given: argparse.Namespace) -> bool:
     missing = [name for name in names if name not in known and not row_of(name, given).exists()]
     own = [sys.executable, __file__, "one", str(given.runs), str(given.out), "--device", given.device]
     own += ["--model", given.model, "--epochs", str(given.epochs), "--autoattack", str(given.autoattack)]
-    own += ["--images", str(given.images)]
+    own += ["--images", str(given.images), "--at-once", str(given.at_once)]
     late = time.monotonic() + 60 * given.minutes
     with stopping() as stop:
         ended = run_queue(
