@@ -29,6 +29,7 @@ HOUSE: dict[str, list[str]] = {
         "friendly",
         "stop_rules",
         "boundary",
+        "apgd",
         "hyperplane",
         "fab",
         "square",

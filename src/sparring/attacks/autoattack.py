@@ -4,9 +4,9 @@ The package decides how each part searches; this adapter passes it examples, kee
 from the caller, and returns which examples it claims to have broken. `evaluation` judges the claims. Two deviations,
 where the package would crash: no more target classes than there are wrong ones, and with fewer than four classes (the
 targeted DLR loss reads four logits) untargeted APGD-DLR, or with two classes nothing, in place of targeted APGD. In the
-L-infinity norm the steps of FAB (fab.py) and the queries of Square (square.py) are computed here, faster, to the same
-points up to rounding. A pixel whose gradient is NaN has none, and an image with NaN in it is no success. The package is
-imported when it is first used.
+L-infinity norm the steps of APGD (apgd.py) and FAB (fab.py) and the queries of Square (square.py) are computed here,
+faster, to the same points up to rounding. A pixel whose gradient is NaN has none, and an image with NaN in it is no
+success. The package is imported when it is first used.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from sparring.attacks import ball, fab, square
+from sparring.attacks import apgd, ball, fab, square
 from sparring.attacks.checks import Model, call, check_batch
 from sparring.attacks.eval_mode import frozen
 from sparring.attacks.threat import Norm, check_norm, check_radius
@@ -107,7 +107,7 @@ def attack_part(
         claimed = (found != images).flatten(1).any(dim=1) & found.flatten(1).isfinite().all(dim=1)
         if x.dtype != images.dtype:  # the package skips what is wrong once it is rounded, which is a point of the ball
             claimed |= logits(images).argmax(dim=1) != y
-    x_adv = torch.where(claimed.view(-1, *[1] * (x.ndim - 1)), ball.project(found.to(x.dtype), x, eps, norm), x)
+    x_adv = torch.where(ball.wide(claimed, x), ball.project(found.to(x.dtype), x, eps, norm), x)
     return Claim(x_adv.detach(), claimed)
 
 
@@ -156,8 +156,8 @@ def _perturb(suite: Any, part: str, x: Tensor, y: Tensor, *, targets: int) -> Te
     if part == "fab-t":
         search.targeted = True
     search.n_target_classes = targets
-    quick = {"fab-t": fab, "square": square}.get(part)
-    if quick is not None and quick.fits(search):
+    quick: Any = {"fab-t": fab, "square": square}.get(part, apgd)
+    if quick.fits(search):
         search.attack_single_run = partial(quick.run, search)
     try:
         found: Tensor = search.perturb(x, y)

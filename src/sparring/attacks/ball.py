@@ -45,10 +45,15 @@ def steepest(gradient: Tensor, norm: Norm = "linf") -> Tensor:
     if norm == "linf":
         return gradient.sign()  # of NaN it is 0
     gradient = gradient.nan_to_num(0.0)
-    largest = gradient.flatten(1).abs().amax(dim=1).view(-1, *[1] * (gradient.ndim - 1))
+    largest = wide(gradient.flatten(1).abs().amax(dim=1), gradient)
     scaled = gradient / torch.where(largest > 0, largest, 1.0)
     length = lengths(scaled)
     return scaled / torch.where(length > 0, length, 1.0)
+
+
+def wide(of_image: Tensor, like: Tensor) -> Tensor:
+    """One number of each image, in a shape that goes with images like these."""
+    return of_image.view(-1, *[1] * (like.ndim - 1))
 
 
 def lengths(shift: Tensor) -> Tensor:
@@ -79,7 +84,7 @@ def draw_in_ball(like: Tensor, generator: torch.Generator, norm: Norm = "linf") 
     direction = steepest(draw_normal(like, generator), norm)
     length = per_image(torch.rand, (len(like),), generator, dtype=like.dtype).to(like.device)
     dimensions = max(1, like[0].numel()) if len(like) else 1
-    return direction * (length ** (1.0 / dimensions)).view(-1, *[1] * (like.ndim - 1))
+    return direction * wide(length ** (1.0 / dimensions), like)
 
 
 def random_start(

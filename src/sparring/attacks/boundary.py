@@ -130,17 +130,17 @@ class _Crossing:
 
     def stop(self, at: Iterate) -> Tensor:
         stops = self.crossed[at.rows] | ~(self.ascends[at.rows] | self.downhill)
-        self.previous[at.rows] = torch.where(_wide(stops, at.x), self.previous[at.rows], at.x_adv)
+        self.previous[at.rows] = torch.where(ball.wide(stops, at.x), self.previous[at.rows], at.x_adv)
         return stops
 
     def direction(self, gradient: Tensor, rows: Tensor) -> Tensor:
         way = ball.steepest(gradient, self.norm)
-        return torch.where(_wide(self.ascends[rows], gradient), way, -way)
+        return torch.where(ball.wide(self.ascends[rows], gradient), way, -way)
 
     def segments(self, x_adv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Of the examples that crossed: their numbers, points that meet the margin, and points that do not."""
         rows = torch.nonzero(self.crossed)[:, 0]
-        after, previous, up = x_adv[rows], self.previous[rows], _wide(self.ascends[rows], x_adv)
+        after, previous, up = x_adv[rows], self.previous[rows], ball.wide(self.ascends[rows], x_adv)
         return rows, torch.where(up, after, previous), torch.where(up, previous, after)
 
 
@@ -155,11 +155,11 @@ class Least:
         """Record points of the examples number `rows`."""
         better = met & (loss < self.loss[rows])
         self.loss[rows] = torch.where(better, loss.to(self.loss.dtype), self.loss[rows])
-        self.point[rows] = torch.where(_wide(better, point), point, self.point[rows])
+        self.point[rows] = torch.where(ball.wide(better, point), point, self.point[rows])
 
     def or_else(self, x_adv: Tensor) -> Tensor:
         """The recorded points, and `x_adv` where no point met the margin."""
-        return torch.where(_wide(self.loss < torch.inf, x_adv), self.point, x_adv)
+        return torch.where(ball.wide(self.loss < torch.inf, x_adv), self.point, x_adv)
 
 
 @torch.no_grad()
@@ -172,10 +172,5 @@ def bisect(
         logits = model(middle)
         met = MARGINS[by](logits, y) >= rho
         yield middle, cross_entropy(logits, y), met
-        chosen = _wide(met, middle)
+        chosen = ball.wide(met, middle)
         meets, violates = torch.where(chosen, middle, meets), torch.where(chosen, violates, middle)
-
-
-def _wide(values: Tensor, like: Tensor) -> Tensor:
-    """One value per example, shaped to broadcast over images."""
-    return values.view(-1, *[1] * (like.ndim - 1))

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sparring.attacks import ball
 from sparring.attacks.hyperplane import steps_to_hyperplane
 
 
@@ -41,15 +42,15 @@ def run(fab: Any, x: Tensor, y: Tensor, use_rand_start: bool = False, is_targete
         both = torch.stack([point.flatten(1), natural.flatten(1)])
         step, first = steps_to_hyperplane(both, normals.flatten(1), offsets).view(2, *point.shape)
         far, farther = (_size(each).clamp(min=1e-8) for each in (step, first))
-        bias = _wide(far / (far + farther), x).clamp(0, fab.alpha_max)
+        bias = ball.wide(far / (far + farther), x).clamp(0, fab.alpha_max)
         point = (point + fab.eta * step) * (1 - bias) + (natural + fab.eta * first) * bias
         point = point.clamp(0, 1)
         wrong = fab.predict(point.clone()).argmax(1) != labels  # a model may write into what it is given
         away = _size(point - natural)
         nearer = wrong & (away < least)
-        nearest = torch.where(_wide(nearer, x), point, nearest)
+        nearest = torch.where(ball.wide(nearer, x), point, nearest)
         least = torch.where(nearer, away, least)
-        point = torch.where(_wide(wrong, x), natural + (point - natural) * fab.beta, point)
+        point = torch.where(ball.wide(wrong, x), natural + (point - natural) * fab.beta, point)
     found = x.clone()
     found[rows] = nearest
     return found
@@ -67,8 +68,3 @@ def _difference(predict: Any, x: Tensor, labels: Tensor, targets: Tensor) -> tup
 def _size(steps: Tensor) -> Tensor:
     """The largest number of each image."""
     return steps.abs().flatten(1).amax(1)
-
-
-def _wide(of_image: Tensor, x: Tensor) -> Tensor:
-    """A number of each image, in a shape that goes with images."""
-    return of_image.view(-1, *[1] * (x.ndim - 1))

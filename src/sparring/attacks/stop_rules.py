@@ -156,7 +156,7 @@ def _until(
         x, y = x.detach().clone(), y.clone()  # plain tensors, also where the caller is in inference mode
         begin = ball.random_start(x, eps=eps, start=start, generator=draws, norm=norm)
         if isinstance(steps, Tensor):
-            begin = torch.where((steps > 0).view(-1, *[1] * (x.ndim - 1)), begin, x)
+            begin = torch.where(ball.wide(steps > 0, x), begin, x)
         return pgd_loop(
             checked(model, y),
             x,
