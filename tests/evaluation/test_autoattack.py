@@ -11,7 +11,7 @@ from torch import nn
 from sparring.attacks.autoattack import Claim
 from sparring.errors import UserError
 from sparring.evaluation import autoattack as module
-from sparring.evaluation import evaluate, evaluator
+from sparring.evaluation import evaluate
 
 EPS = 0.1
 
@@ -240,70 +240,6 @@ def test_an_interrupted_autoattack_continues(played, tmp_path, monkeypatch):
         ("square", [0, 2, 3, 4]),
         ("square", [5, 6, 7, 9]),
     ]
-
-
-def in_three_precisions(monkeypatch, calls: list[tuple[str, str, list[int]]]) -> Corner:
-    """A model that takes part in a fake AutoAttack with gradients in fp8; of its first part's claims few are true."""
-    model = Corner()
-    levels = {"fp8": lambda x: model(x), "bf16": lambda x: model(x)}
-    claims = {
-        "apgd-ce": {"fp8": {1, 2, 3, 4, 5, 6}, "bf16": {2, 3, 4, 5}, "fp32": {4}},
-        "fab-t": {"fp8": {7}},
-    }
-    own = evaluator.prepare
-
-    def prepared(*args, **kwargs):
-        subject = own(*args, **kwargs)
-        subject.fast, subject.steady, subject.precision = levels["fp8"], levels["bf16"], "fp8"
-        return subject
-
-    def part(name, asked, x, y, **_settings):
-        level = next((key for key, each in levels.items() if each is asked), "fp32")
-        numbers = x[:, 0, 0, 0].mul(100).round().int().tolist()
-        calls.append((name, level, numbers))
-        real = {"fp8": 6, "bf16": 2, "fp32": 4}[level]
-        claimed = torch.tensor([number in claims.get(name, {}).get(level, set()) for number in numbers])
-        x_adv = x.clone()
-        x_adv[claimed, 0, 3, 3] = 0.99  # fools no one
-        x_adv[claimed & torch.tensor([number == real for number in numbers]), 0, 3, 3] = 1.0
-        return Claim(x_adv, claimed)
-
-    monkeypatch.setattr(evaluator, "prepare", prepared)
-    monkeypatch.setattr(module, "attack_part", part)
-    return model
-
-
-def test_after_eight_bits_doubts_go_to_bf16_and_then_to_fp32(monkeypatch, tmp_path):
-    """Of five images bf16 breaks one, withstands one and leaves three in doubt, of which fp32 breaks one."""
-    calls = []
-    model = in_three_precisions(monkeypatch, calls)
-    given = {"eps": EPS, "doubts": False, "precision": "bf16", "batch_size": 6, "store": tmp_path}
-    record = evaluate(model, *corner_images(), "autoattack", **given)["autoattack"]
-    assert [n for n, right in enumerate(record.correct) if not right] == [2, 4, 6]
-    assert [(level, ns) for name, level, ns in calls if name == "apgd-ce"] == [
-        ("fp8", [0, 1, 2, 3, 4]),
-        ("fp8", [5, 6, 7, 8, 9]),
-        ("bf16", [1, 2, 3, 4, 5]),
-        ("fp32", [3, 4, 5]),
-    ]
-    assert [(level, ns) for name, level, ns in calls if name == "fab-t"][-1] == ("fp32", [7])
-    assert {level for name, level, _ in calls if name == "fab-t"} == {"fp8", "fp32"}
-    assert {level for name, level, _ in calls if name == "square"} == {"bf16"}
-    assert record.detail["retried_in_fp32"] == 4
-
-
-@pytest.mark.parametrize("after", [1, 2, 3])
-def test_a_continued_run_in_eight_bits_begins_with_its_doubts(monkeypatch, tmp_path, after):
-    calls = []
-    model = in_three_precisions(monkeypatch, calls)
-    given = {"eps": EPS, "doubts": False, "precision": "bf16", "batch_size": 6}
-    with stopped(monkeypatch, lambda _: len(calls) == after):
-        evaluate(model, *corner_images(), "autoattack", store=tmp_path, **given)
-    calls.clear()
-    continued = evaluate(model, *corner_images(), "autoattack", store=tmp_path, **given)["autoattack"]
-    assert [level for name, level, _ in calls if name == "apgd-ce"] == ["fp8", "bf16", "fp32"][min(after, 2) - 1 :]
-    whole = evaluate(model, *corner_images(), "autoattack", **given)["autoattack"]
-    assert torch.equal(continued.correct, whole.correct)
 
 
 def test_images_that_square_cannot_attack_are_refused_at_once(played):

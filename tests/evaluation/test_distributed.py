@@ -15,7 +15,7 @@ from sparring.evaluation.subject import Subject
 from sparring.shares import Share
 from sparring.training.distributed import joined
 from sparring.weights import load_model
-from tests.evaluation.test_autoattack import Corner, corner_images, fake_part, in_three_precisions
+from tests.evaluation.test_autoattack import Corner, corner_images, fake_part
 from tests.training import group
 
 PROTOCOLS = ["trades", "mart", "autoattack"]  # without and with a random start
@@ -97,25 +97,6 @@ def test_what_any_process_finds_doubtful_is_attacked_in_fp32(size):
     members = group.run(size, everything, None)
     assert [member[:2] for member in members] == [(right, retried)] * size
     assert sorted(batch for _, _, first in members for batch in first if batch[1]) == [([1, 2], True), ([8], True)]
-
-
-def in_eight_bits(_store: None):
-    """Verdicts of the fake AutoAttack of three precisions, and its calls in this process."""
-    calls: list[tuple[str, str, list[int]]] = []
-    with pytest.MonkeyPatch.context() as patch, joined(torch.device("cpu")) as world:
-        model = in_three_precisions(patch, calls)
-        how = {"eps": 0.1, "precision": "bf16", "batch_size": 5, "world": world, "doubts": False}
-        found = evaluate(model, *corner_images(), "autoattack", **how)["autoattack"]
-    return found.correct.tolist(), found.detail["retried_in_fp32"], [call for call in calls if call[0] == "apgd-ce"]
-
-
-@pytest.mark.parametrize("size", [2, 3])
-def test_doubts_of_eight_bits_are_shared_at_both_stages(size):
-    right, retried, whole = in_eight_bits(None)
-    assert right == [number not in (2, 4, 6) for number in range(10)] and retried == 4
-    members = group.run(size, in_eight_bits, None)
-    assert [member[:2] for member in members] == [(right, retried)] * size
-    assert sorted(call for _, _, calls in members for call in calls) == sorted(whole)
 
 
 def test_other_models_are_refused(tmp_path):

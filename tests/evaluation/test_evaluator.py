@@ -229,6 +229,7 @@ REFUSED = [
     ({"restarts": 0}, "restarts must be at least 1"),
     ({"batch_size": 0}, "batch_size must be at least 1"),
     ({"precision": "fp16"}, "unknown precision 'fp16'"),
+    ({"precision": "fp8"}, "must be fp32 or bf16, got 'fp8': eight bits are for training"),
     ({"eps": torch.full((4,), 0.1)}, "eps must be one number here, got a tensor"),
     ({"eps": 8}, "For 8/255 write 8/255"),
     ({"protocol": "pgd"}, "unknown protocol 'pgd'"),

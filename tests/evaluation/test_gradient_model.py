@@ -12,8 +12,7 @@ from sparring.engine.attack.replay import Replayed
 from sparring.evaluation import autoattack as parts
 from sparring.evaluation import evaluate
 from sparring.evaluation import gradient_model as tested
-from sparring.evaluation import subject as subjects
-from sparring.evaluation.gradient_model import eight_bit_model, gradient_model, query_model, replayed
+from sparring.evaluation.gradient_model import gradient_model, query_model, replayed
 from sparring.evaluation.subject import prepare
 from sparring.evaluation.verdicts import exact, is_correct
 
@@ -167,6 +166,16 @@ def test_the_model_itself_answers_queries_where_logits_would_be_rounded(small, a
     assert subject.precision == "bf16" and subject.fast is not other and subject.steady is other
 
 
+def test_only_square_asks_that_model(small, monkeypatch):
+    other, asked = Halved(small).eval(), {}
+    monkeypatch.setattr(
+        parts, "attack_part", lambda part, model, x, y, **how: asked.setdefault(part, model) and Claim(x, y < 0)
+    )
+    x = few(6)
+    evaluate(other, x, other(x).argmax(1), "autoattack", eps=0.1, precision="bf16", doubts=False)
+    assert [part for part, model in asked.items() if model is other] == ["square"] and len(asked) == 4
+
+
 def test_captures_are_freed_when_a_batch_does_not_fit():
     """Captures hold memory, so they are freed before a smaller batch is tried."""
     model = models.build("tiny_cnn", num_classes=10, channels=1, size=(8, 8)).eval()
@@ -276,66 +285,12 @@ def test_a_float64_model_keeps_its_precision(kind, caplog):
         model = (nn.Sequential(nn.Flatten(), nn.Linear(48, 3)) if kind is nn.Identity else kind()).double().eval()
     x = torch.rand(6, 3, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     y = model(x).argmax(1)
-    for precision in ("bf16", "fp8"):
-        caplog.clear()
-        result = evaluate(model, x, y, "quick", eps=0.1, precision=precision, doubts=False)
-        assert result["pgd10"].precision == "fp64"
-        assert f"gradients are float64, as the model is, and not {precision}." in caplog.text
+    result = evaluate(model, x, y, "quick", eps=0.1, precision="bf16", doubts=False)
+    assert result["pgd10"].precision == "fp64"
+    assert "gradients are float64, as the model is, and not bf16." in caplog.text
 
 
 def test_autocast_around_an_evaluation_is_not_the_model_s(small):
     x = few(6)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         evaluate(small, x, small(x).argmax(1), "quick", eps=0.1, doubts=False)
-
-
-def test_without_eight_bits_gradients_are_bf16_and_say_so(small, caplog):
-    given = {"precision": "fp8", "batch_size": None}
-    subject = prepare(small, few(6), torch.zeros(6, dtype=torch.int64), **given)
-    assert subject.precision == "bf16" and subject.fast is subject.steady is not small
-    assert [record.getMessage() for record in caplog.records] == ["gradients are bf16, because fp8 needs a GPU."]
-    caplog.clear()
-    assert prepare(small.forward, few(6), torch.zeros(6, dtype=torch.int64), **given).precision == "bf16"
-    assert "because the model is no torch.nn.Module." in caplog.text
-
-
-def test_eight_bits_are_for_gradients_alone(small, monkeypatch):
-    """Square compares small differences of logits, so it asks the network in bf16."""
-    eight = nn.Sequential(small)
-    monkeypatch.setattr(subjects, "eight_bit_model", lambda model, probe, *, most: eight)
-    asked = []
-    monkeypatch.setattr(
-        parts, "attack_part", lambda part, model, x, y, **how: asked.append((part, model)) or Claim(x, y < 0)
-    )
-    x = few(6)
-    y = small(x).argmax(1)
-    result = evaluate(small, x, y, "autoattack", eps=0.1, precision="fp8", doubts=False)
-    assert result["autoattack"].precision == "fp8"
-    assert [(part, model is eight) for part, model in asked] == [
-        ("apgd-ce", True),
-        ("apgd-t", True),
-        ("fab-t", True),
-        ("square", False),
-    ]
-    assert asked[-1][1] is not small
-
-
-def test_the_network_in_eight_bits_is_checked_before_it_is_replayed(small, monkeypatch):
-    """tests/engine/manual has the network itself."""
-    eight, asked = object(), []
-    assert eight_bit_model(small, few(4), most=40) == "fp8 needs a GPU"
-    assert "not folded" in eight_bit_model(nn.Sequential(small, nn.LayerNorm(10)), few(4), most=40)
-    monkeypatch.setattr(tested, "on_cuda", lambda device: True)
-    assert "hand-written residual networks" in eight_bit_model(small, few(4), most=40)
-
-    def becomes(fused, probe):
-        fused.manual = eight
-        return ""
-
-    monkeypatch.setattr(tested, "with_eight_bits", becomes)
-    monkeypatch.setattr(tested, "fused_mismatch", lambda fused, *_, sizes: asked.append(sizes) or "it differs")
-    assert eight_bit_model(small, few(4), most=40) == "it differs" and asked == [[32, 40]]
-    monkeypatch.setattr(tested, "fused_mismatch", lambda *given, **how: "")
-    found = eight_bit_model(small, few(4), most=40)
-    assert isinstance(found, Replayed) and found.network.manual is eight
-    assert found.sizes[-1] == tested.EIGHT_BIT_IMAGES  # every batch is captured

@@ -23,12 +23,12 @@ from sparring.cli.signals import stopped
 from sparring.cli.subject import note_classes, of_a_run, open_subject
 from sparring.errors import UserError
 from sparring.evaluation import PROTOCOLS, Result, evaluate
+from sparring.evaluation.gradient_model import GradientPrecision
 from sparring.evaluation.protocols import find
 from sparring.evaluation.sanity.checks import WHY
 from sparring.evaluation.sanity.explain import page
 from sparring.training import run_folder, torchrun
 from sparring.training.checkpoint import write_text
-from sparring.training.config import Precision
 from sparring.training.distributed import Backend, World, joined, pick_device
 
 DESCRIPTION = """Measure how well a model withstands attack. The same command continues an interrupted evaluation.
@@ -66,8 +66,8 @@ class Options:
     """The first seed."""
     restarts: int | None = None
     """Random starts per seed; an example counts as robust if it withstands all of them."""
-    precision: Precision = "fp32"
-    """Precision of the gradients: bf16 is faster on a GPU, and for residual networks fp8. Verdicts are fp32."""
+    precision: GradientPrecision = "fp32"
+    """Precision of the gradients: bf16 is faster on a GPU. Verdicts are fp32 either way."""
     batch_size: int | None = None
     """The largest batch; as many images as fit unless given."""
     compiled: bool = False
@@ -169,7 +169,7 @@ def _run(asked: Options, device: torch.device, world: World) -> int:
         raise failure from None
     if not world.first:
         return 0
-    asked = replace(asked, precision=_used(asked, result))
+    asked = replace(asked, precision=_used(result))
     files = [folder / f"{_name(asked)}.json", *([asked.json] if asked.json else [])]
     kept, trouble = [], None
     for path in files:
@@ -250,12 +250,9 @@ def _threat_of(asked: Options) -> Options:
     return replace(asked, norm=norm, eps=trained.radius)
 
 
-def _used(asked: Options, result: Result) -> Precision:
-    """The precision that gradients really had: the one that was asked for may not be possible here."""
-    used = {record.precision for record in result} & {"bf16", "fp8"}
-    if asked.precision == "fp32" or not used:
-        return "fp32"
-    return "fp8" if "fp8" in used else "bf16"
+def _used(result: Result) -> GradientPrecision:
+    """The precision that gradients really had, which is never bf16 for a float64 model."""
+    return "bf16" if "bf16" in {record.precision for record in result} else "fp32"
 
 
 def _name(asked: Options) -> str:

@@ -4,9 +4,8 @@ Its accuracy is independent of other attacks: every example that is correct with
 attacks of the same call found. A success counts only if the caller's model, in exact fp32, is wrong there. With
 gradients in bf16 or TF32 two kinds of example would escape: one broken by rounding only, and one that the rounded model
 misclassifies without attack, which the pyautoattack package skips. Both are attacked again by the same part in exact
-fp32, so rounding never increases the accuracy; after eight bits, first in bf16. Those of all batches are attacked
-together, because a part takes up to 5,000 steps however few they are. The ledger names them, so a continued run begins
-with them.
+fp32, so rounding never increases the accuracy. Those of all batches are attacked together, because a part takes up to
+5,000 steps however few they are. The ledger names them, so a continued run begins with them.
 """
 
 from __future__ import annotations
@@ -83,9 +82,6 @@ def _attack(
     def first(x: Tensor, y: Tensor, _rows: Tensor) -> Tensor:
         return _judge(subject, subject.steady if part == "square" else subject.fast, part, x, y, **moving(x))
 
-    def second(x: Tensor, y: Tensor, _rows: Tensor) -> Tensor:
-        return _judge(subject, subject.steady, part, x, y, **moving(x))
-
     def again(x: Tensor, y: Tensor, _rows: Tensor) -> Tensor:
         with exact(x.device):
             model = replayed(subject.model, x) if how["version"] == "standard" else subject.model
@@ -102,16 +98,6 @@ def _attack(
         began = time.perf_counter()
     # Those of all processes, so that batches are what they are for one.
     doubtful = world.total(ledger.doubtful.long()) > 0
-    # In bf16 a step costs a fraction of one in fp32. FAB leaves too few images to gain by it.
-    if subject.precision == "fp8" and part.startswith("apgd"):
-        still = torch.zeros_like(ledger.doubtful, dtype=torch.int64)
-        for done, found in subject.each(rows[doubtful[rows]], second):
-            right, doubted = found.cpu()
-            still[done[doubted]] = 1
-            ledger.enter(done[~doubted], right[~doubted], time.perf_counter() - began)
-            by_call.finish(int((~doubted).sum()))
-            began = time.perf_counter()
-        doubtful = world.total(still) > 0
     # Half batches: fp32 needs twice the memory.
     for done, right in subject.each(rows[doubtful[rows]], again, parted=2):
         took = time.perf_counter() - began

@@ -36,6 +36,7 @@ from sparring.errors import RunFailed, UserError
 from sparring.evaluation.autoattack import run_autoattack
 from sparring.evaluation.cache import Store, fingerprint, open_store
 from sparring.evaluation.estimate import announcement
+from sparring.evaluation.gradient_model import GradientPrecision
 from sparring.evaluation.progress import BySteps, Task, meter
 from sparring.evaluation.protocols import Protocol, Settings, UniqueAttack, find, radius_of, unique_attacks
 from sparring.evaluation.result import WORST, AttackResult, Repeat, Result, check_about
@@ -44,7 +45,6 @@ from sparring.evaluation.starts import Starts, pgd_from
 from sparring.evaluation.subject import Subject, check_tensors, prepare
 from sparring.evaluation.verdicts import allows_tf32, exact, is_correct
 from sparring.seeds import check_seed
-from sparring.training.config import Precision
 from sparring.training.distributed import ALONE, World
 
 _log = logging.getLogger("sparring")
@@ -65,7 +65,7 @@ def evaluate(
     seeds: int = 1,
     seed: int = 0,
     restarts: int | None = None,
-    precision: Precision = "fp32",
+    precision: GradientPrecision = "fp32",
     batch_size: int | None = None,
     store: Path | str | None = None,
     doubts: bool = True,
@@ -91,8 +91,7 @@ def evaluate(
         seeds: repeats of attacks with a random start, with seeds `seed`, `seed` + 1, ...: mean and standard deviation.
             AutoAttack runs once, with the first seed.
         restarts: random starts per seed; an example counts as robust if it withstands all of them.
-        precision: of the gradients: "fp32", "bf16", or "fp8" for residual networks on GPUs that have it. Verdicts are
-            fp32 either way.
+        precision: of the gradients, "fp32" or "bf16". Verdicts are fp32 either way.
         batch_size: the largest batch; as many images as fit unless given. Only AutoAttack's draws depend on it.
         store: a folder for finished verdicts: an interrupted evaluation, called again, continues where it stopped.
         doubts: whether to check for signs that the numbers mislead (`evaluation.sanity`), on up to 256 of the images.

@@ -2,11 +2,12 @@
 
 The bf16 network is the engine's: batch-norm is folded into the convolutions, and the first layer reads pixels at 16
 bits. It only finds adversarial examples; the caller's model judges them (`verdicts`). A model that cannot be folded, or
-whose folded network differs from it on images, runs under autocast. Works on the CPU too, where bf16 is slower. On some
-GPUs residual networks also run in eight bits.
+whose folded network differs from it on images, runs under autocast. Works on the CPU too, where bf16 is slower.
 """
 
 from __future__ import annotations
+
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,19 +15,20 @@ from torch import Tensor, nn
 from sparring.attacks.checks import Model
 from sparring.engine.attack.folded import NotFolded, fold, fused_mismatch, mismatch
 from sparring.engine.attack.replay import SIZES, ModelItself, Replayed
-from sparring.engine.attack_path import no_fp8, on_cuda, with_eight_bits
-from sparring.training.config import Precision
+from sparring.engine.attack_path import on_cuda
+
+GradientPrecision = Literal["fp32", "bf16"]
 
 
 def gradient_model(
-    model: Model, probe: Tensor, *, precision: Precision, most: int = 0, compiled: bool = False
+    model: Model, probe: Tensor, *, precision: GradientPrecision, most: int = 0, compiled: bool = False
 ) -> Model:
     """The model to take gradients from.
 
     Args:
         model: in eval mode.
         probe: a few of the images it will see.
-        precision: of the gradients, fp32 or bf16.
+        precision: of the gradients.
         most: the largest batch it will see.
         compiled: whether to torch.compile the bf16 network.
     """
@@ -62,27 +64,9 @@ def query_model(model: Model, gradients: Model, probe: Tensor) -> Model:
 _ROUNDED = 0.5  # of the logits, from which on they are taken to be; of others 1 in 65,536 is a number in bf16
 
 
-def eight_bit_model(model: Model, probe: Tensor, *, most: int) -> Model | str:
-    """The engine's network in eight bits; or why there is none. The arguments are those of `gradient_model`."""
-    if not isinstance(model, nn.Module):
-        return "the model is no torch.nn.Module"
-    if why := _why_not(model, probe):
-        return f"the model cannot be folded: {why}"
-    if not on_cuda(probe.device):
-        return no_fp8(probe.device)
-    fused = fold(model, dtype=torch.bfloat16, fused=True)
-    sizes = _sizes(most, _EIGHT_BIT_SIZES)
-    problem = with_eight_bits(fused, probe) or fused_mismatch(fused, model, probe.float(), sizes=sizes)
-    return problem or Replayed(fused, sizes=_EIGHT_BIT_SIZES)
-
-
-EIGHT_BIT_IMAGES = 2048  # the most of a batch in eight bits, whose kernels count in 32 bits
-_EIGHT_BIT_SIZES = (*SIZES, *range(1088, EIGHT_BIT_IMAGES + 1, 64))  # all: a launch describes nine tensors
-
-
-def _sizes(most: int, captured: tuple[int, ...] = SIZES) -> list[int]:
+def _sizes(most: int) -> list[int]:
     """The batch sizes that kernels are compiled for."""
-    return [*(size for size in captured if size < most), min(most, captured[-1])] if most else []
+    return [*(size for size in SIZES if size < most), min(most, SIZES[-1])] if most else []
 
 
 _FEW = (*range(8, 65, 8), *range(80, 257, 16))  # batch sizes at which launches take longer than their kernels

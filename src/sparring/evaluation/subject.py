@@ -16,10 +16,9 @@ from sparring.attacks.checks import HALF, Model, call, check_batch, check_labels
 from sparring.engine import on
 from sparring.engine.attack.replay import Replayed
 from sparring.errors import RunFailed, UserError, unknown
-from sparring.evaluation.gradient_model import EIGHT_BIT_IMAGES, eight_bit_model, gradient_model, query_model
+from sparring.evaluation.gradient_model import GradientPrecision, gradient_model, query_model
 from sparring.evaluation.verdicts import exact
 from sparring.shares import WHOLE, Share
-from sparring.training.config import Precision
 
 _CPU_VALUES = 2**19  # pixels per batch on the CPU: 170 CIFAR-10 images
 _CUDA_VALUES = 2**24 - 2**22  # on a GPU: 4096 CIFAR-10 images, halved until they fit
@@ -76,9 +75,8 @@ class Subject:
 
     def _release(self) -> None:
         """Give back memory that a smaller batch needs: that of captures, and what torch keeps."""
-        for network in (self.fast, self.steady):
-            if isinstance(network, Replayed):
-                network.forget()
+        if isinstance(self.fast, Replayed):
+            self.fast.forget()
         torch.cuda.empty_cache()
 
     def count(self, rows: Tensor) -> int:
@@ -118,14 +116,16 @@ def prepare(
     x: Tensor,
     y: Tensor,
     *,
-    precision: Precision,
+    precision: GradientPrecision,
     batch_size: int | None,
     compiled: bool = False,
     share: Share = WHOLE,
 ) -> Subject:
     """Check all that can be checked before the first step. The model is in eval mode."""
-    if precision not in get_args(Precision):
-        raise unknown("precision", str(precision), get_args(Precision))
+    if precision not in get_args(GradientPrecision):
+        if str(precision) == "fp8":
+            raise UserError("precision must be fp32 or bf16, got 'fp8': eight bits are for training. Write 'bf16'.")
+        raise unknown("precision", str(precision), get_args(GradientPrecision))
     if batch_size is not None and batch_size < 1:
         raise UserError(f"batch_size must be at least 1, got {batch_size}.")
     check_tensors(x, y)
@@ -137,24 +137,16 @@ def prepare(
     device, dtype = _home(model, x)
     most = _CUDA_VALUES if device.type == "cuda" else _CPU_VALUES
     automatic = max(1, min(4096 if device.type == "cuda" else 500, most // x[0].numel()))
-    name = "fp64" if dtype == torch.float64 else "fp32" if precision == "fp32" else "bf16"
+    name = "fp64" if dtype == torch.float64 else precision
     if name == "fp64" and precision != "fp32":
         _log.warning(f"gradients are float64, as the model is, and not {precision}.")
     subject = Subject(model, model, model, x, y, device, dtype, 0, name, batch_size or automatic, share)
+    subject.planned = subject.batch
     with on(device):
         probe, _ = subject.take(torch.arange(min(len(x), 16)))
         subject.classes = _classes(model, probe, y)
-        half: Precision = "fp32" if precision == "fp32" else "bf16"
-        subject.fast = gradient_model(model, probe, precision=half, most=subject.batch, compiled=compiled)
+        subject.fast = gradient_model(model, probe, precision=precision, most=subject.batch, compiled=compiled)
         subject.steady = query_model(model, subject.fast, probe)
-        if precision == "fp8" and name == "bf16":
-            few = batch_size or min(automatic, EIGHT_BIT_IMAGES)
-            found = eight_bit_model(model, probe, most=few)
-            if isinstance(found, str):
-                _log.warning(f"gradients are bf16, because {found}.")
-            else:
-                subject.fast, subject.precision, subject.batch = found, precision, few
-    subject.planned = subject.batch
     return subject
 
 
