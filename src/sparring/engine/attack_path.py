@@ -118,7 +118,7 @@ def _folded_paths(
     for eight in (True, False) if run.half and run.cuda and run.fp8 else (False,) if run.half and run.cuda else ():
         try:
             fused = fold(model, dtype=torch.bfloat16, fused=True, without=run.without)
-            problem = with_eight_bits(fused, images) if eight else ""
+            problem = _with_eight_bits(fused, images) if eight else ""
             problem = problem or _fused_problem(fused, model, images, run)
         except NotFolded as error:
             problem = str(error)
@@ -135,7 +135,7 @@ def _fused_problem(fused: Folded, model: nn.Module, images: Tensor, run: Run) ->
     return fused_mismatch(fused, model, images[:PROBE].float(), sizes=sizes, compile_ahead=ahead_of_time)
 
 
-def with_eight_bits(fused: Folded, images: Tensor) -> str:
+def _with_eight_bits(fused: Folded, images: Tensor) -> str:
     """Let the hand-written network run in eight bits; or return why it cannot."""
     found = in_fp8(fused.manual, images[:PROBE].float())
     if isinstance(found, str):
