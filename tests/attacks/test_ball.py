@@ -53,3 +53,18 @@ def test_a_start_stays_in_range(start):
     assert (drawn - x).abs().max() <= 0.0005 + 1e-7
     free = ball.random_start(x, eps=0.0005, start="normal", generator=torch.Generator().manual_seed(0), inside=False)
     assert (free - x).abs().max() > 0.0005
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+def test_outward_is_the_edge_of_the_ball_on_the_same_line(norm):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(20, 3, 4, 4, generator=generator, dtype=torch.float64) * 0.4 + 0.3
+    shift = torch.randn(x.shape, generator=generator, dtype=torch.float64) * 0.01
+    shift[0] = 0
+    moved = ball.outward(x + shift, x, 0.25, norm) - x
+    sizes = (moved.abs().flatten(1).amax(1) if norm == "linf" else moved.flatten(1).norm(dim=1)).tolist()
+    assert sizes == pytest.approx([0.0] + [0.25] * 19)
+    factors = moved[1:] / shift[1:]
+    torch.testing.assert_close(factors, factors[:, :1, :1, :1].expand_as(factors))
+    assert factors.min() > 1
+    assert torch.equal(ball.outward(torch.ones(1, 2), torch.tensor([[0.9, 0.95]]), 0.5, norm), torch.ones(1, 2))

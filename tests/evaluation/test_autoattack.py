@@ -146,6 +146,34 @@ def test_a_bf16_success_that_fp32_does_not_confirm_is_repeated_in_fp32(played, t
     assert again.detail["retried_in_fp32"] == 3
 
 
+class Beyond(Corner):
+    """Correct unless the corner is at least 0.59; the fake attack claims success before that."""
+
+    def forward(self, x):
+        return super().forward((x >= 0.59).to(x.dtype))
+
+
+@pytest.mark.parametrize(("norm", "eps"), [("linf", 0.1), ("l2", 0.1)])
+def test_a_claim_that_holds_at_the_edge_of_the_ball_is_not_repeated(monkeypatch, norm, eps):
+    """Of two points on the way to the boundary, as FAB's are, one goes the right way; fp32 has the other again."""
+    calls = []
+
+    def part(name, model, x, y, **_settings):
+        numbers = x[:, 0, 0, 0].mul(100).round().int()
+        calls.append((name, isinstance(model, nn.Module), numbers.tolist()))
+        x_adv = x.clone()
+        x_adv[numbers == 3, 0, 3, 3] += 0.02
+        x_adv[numbers == 7, 0, 3, 3] -= 0.02
+        return Claim(x_adv, (numbers == 3) | (numbers == 7) if name == "fab-t" else y < 0)
+
+    monkeypatch.setattr(module, "attack_part", part)
+    given = {"eps": eps, "norm": norm, "doubts": False, "precision": "bf16"}
+    record = evaluate(Beyond(), *corner_images(), "autoattack", **given)["autoattack"]
+    assert [n for n, right in enumerate(record.correct) if not right] == [3]
+    assert [ns for name, exact, ns in calls if name == "fab-t" and exact] == [[7]]
+    assert record.detail["retried_in_fp32"] == 1
+
+
 IN_SEVERAL_BATCHES = [  # the first pass in bf16; what fp32 does not confirm at once, in half batches
     ([0, 1, 2, 3, 4], False),
     ([5, 6, 7, 8, 9], False),

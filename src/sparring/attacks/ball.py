@@ -31,6 +31,13 @@ def project(x_adv: Tensor, x: Tensor, eps: Radius, norm: Norm = "linf") -> Tenso
     return torch.where(outside, x + shift * shrink, x_adv).clamp(0.0, 1.0)
 
 
+def outward(x_adv: Tensor, x: Tensor, eps: Radius, norm: Norm = "linf") -> Tensor:
+    """`x_adv` moved on along its line from `x` to the edge of the ball, and then into [0, 1]; `x` itself stays."""
+    shift = x_adv - x
+    size = wide(shift.flatten(1).abs().amax(dim=1), x) if norm == "linf" else lengths(shift)
+    return project(x + shift * (eps / torch.where(size > 0, size, 1.0)), x, eps, norm)
+
+
 def corners(x: Tensor, eps: Radius) -> tuple[Tensor, Tensor]:
     """The lowest and the highest point of the L-infinity ball in [0, 1]: it is the box between them."""
     return (x - eps).clamp(min=0.0), (x + eps).clamp(max=1.0)

@@ -3,9 +3,10 @@
 Its accuracy is independent of other attacks: every example that is correct without attack is attacked, whatever other
 attacks of the same call found. A success counts only if the caller's model, in exact fp32, is wrong there. With
 gradients in bf16 or TF32 two kinds of example would escape: one broken by rounding only, and one that the rounded model
-misclassifies without attack, which the pyautoattack package skips. Both are attacked again by the same part in exact
-fp32, so rounding never increases the accuracy. Those of all batches are attacked together, because a part takes up to
-5,000 steps however few they are. The ledger names them, so a continued run begins with them.
+misclassifies without attack, which the pyautoattack package skips. A point of the first kind counts where it is
+misclassified at the edge of the ball, along its own line. All others are attacked again by the same part in exact fp32,
+so rounding never increases the accuracy: those of all batches together, because a part takes up to 5,000 steps however
+few they are. The ledger names them, so a continued run begins with them.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sparring.attacks import ball
 from sparring.attacks.autoattack import Version, attack_part, is_stochastic, parts
 from sparring.attacks.checks import Model
 from sparring.errors import UserError
@@ -113,6 +115,11 @@ def _judge(subject: Subject, model: Model, part: str, x: Tensor, y: Tensor, **ho
     right = is_correct(subject.model, found.x_adv, y)
     if model is subject.model and not allows_tf32(x.device):
         return torch.stack([right, torch.zeros_like(right)])
+    doubted = torch.nonzero(right & found.claimed)[:, 0]
+    if len(doubted):
+        # FAB ends beside the boundary of the rounded model. Farther out, the point is beyond the model's own one.
+        edge = ball.outward(found.x_adv[doubted], x[doubted], how["eps"], how["norm"])
+        right[doubted] = is_correct(subject.model, edge, y[doubted])
     skipped = ~_seen_right(model, x, y)
     return torch.stack([right, right & (found.claimed | skipped)])
 
