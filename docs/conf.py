@@ -95,7 +95,9 @@ def _escaped(line: str) -> str:
 
 
 def outside_links(app: Sphinx, docname: str, source: list[str]) -> None:
-    """Offer the files of results/ for download: they are not pages of the site."""
+    """Offer the files of results/ for download: they are not pages of the site. The doubts have pages in it."""
+    doubts = r"\((?:\.\./)+src/sparring/evaluation/sanity/pages/index\.md\)"
+    source[0] = re.sub(doubts, "(#doubt-pages)", source[0])
     source[0] = re.sub(
         r"(?<!!)(\[[^\]]*\])\((?:\.\./)+(results/[^)]+|benchmarks/[^)]+)\)", r"\1(path:/../\2)", source[0]
     )

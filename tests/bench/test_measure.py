@@ -162,7 +162,14 @@ def test_the_command(tmp_path, capsys):
 def test_what_cannot_be_is_refused(words, why, capsys):
     assert cli.main(["bench", "--device", "cpu", *words]) == 2
     text = capsys.readouterr().err
-    assert why in text and len(text.strip().splitlines()) == 1
+    assert why in text and len(text.strip().splitlines()) == 1 and "what:" not in text
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_measured(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("sparring.cli.bench.os.access", lambda path, mode: False)
+    assert cli.main(["bench", "fat-digits", "--device", "cpu", "--json", str(tmp_path / "b.json")]) == 2
+    text = capsys.readouterr()
+    assert "cannot be written" in text.err and not text.out
 
 
 def test_start_up_with_an_empty_and_a_full_cache(tmp_path, monkeypatch):

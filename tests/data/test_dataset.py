@@ -3,9 +3,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
-from sparring.data import Dataset, Split, hold_out, whole
-from sparring.data.dataset import evenly, interleaved
+from sparring.data import Dataset, Split, hold_out, load, whole
+from sparring.data.dataset import evenly, in_order, interleaved
 from sparring.errors import UserError
 
 
@@ -25,6 +26,27 @@ def test_take_and_head_select_images():
     assert split.to("cpu").x.device.type == "cpu"
     with pytest.raises(UserError, match="n >= 0"):
         split.head(-1)
+
+
+def grey():
+    """Strides as in files, (n, height, width, 1); for torch they are those of channels_last as well."""
+    x = torch.from_numpy(np.arange(96, dtype=np.uint8).reshape(4, 4, 6, 1).transpose(0, 3, 1, 2))
+    assert x.stride() == (24, 1, 6, 1) and x.is_contiguous() and x.contiguous().stride() == x.stride()
+    return x
+
+
+def test_grey_images_lie_in_the_order_of_their_shape(tmp_path):
+    """A convolution of others returns channels_last, which the `view` of a network does not take."""
+    x = in_order(grey())
+    assert x.stride() == (24, 24, 6, 1) and torch.equal(x, grey())
+    assert in_order(torch.zeros(2, 4, 5, 3).permute(0, 3, 1, 2)).stride() == (60, 20, 5, 1)
+    for label in ("a", "b"):
+        (tmp_path / label).mkdir()
+        for number in range(3):
+            Image.fromarray(np.full((8, 8), 9 * number, dtype=np.uint8)).save(tmp_path / label / f"{number}.png")
+    for data in (load("digits"), load(f"folder:{tmp_path}")):
+        for split in (data.train, data.test):
+            assert split.x.stride() == (64, 64, 8, 1)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import sparring
@@ -58,3 +59,24 @@ def test_bad_input_is_one_line(model, make, says):
     with pytest.raises(UserError, match=says) as caught:
         sparring.evaluate(model, *make(test.x[:12], test.y[:12]), doubts=False)
     assert "\n" not in str(caught.value)
+
+
+class WithView(nn.Module):
+    """Flattens as old code does, which takes no channels_last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.linear = nn.Conv2d(1, 4, 3, padding=1), nn.Linear(4 * 64, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(self.conv(x).view(len(x), -1))
+
+
+def test_grey_images_of_any_strides_are_for_a_network_that_uses_view():
+    test = load("digits").test
+    x, y = test.x[:12], test.y[:12]
+    strided = torch.from_numpy(x.numpy().reshape(12, 8, 8, 1).transpose(0, 3, 1, 2))
+    assert strided.stride() == (64, 1, 8, 1)
+    how = {"protocol": "quick", "eps": 0.1, "doubts": False}
+    found = [sparring.evaluate(WithView(), given, y, **how)["natural"].correct for given in (strided, strided / 255)]
+    assert all(len(correct) == 12 for correct in found)

@@ -181,7 +181,7 @@ def _one_line(box: str, prog: str) -> str:
     sections = [section for section in sections if section]
     # The error of a checked dataclass names its field itself.
     message = re.sub(r"^Error parsing attack: (?=\w+ must )", "attack.", " ".join(sections[0]))
-    message = re.sub(r"^Error parsing (config[\w.]*: |attack: )?", "", message)
+    message = re.sub(r"^Error parsing (config[\w.]*: |attack: |\w+: (?=--))?", "", message)
     # Of a value that may be absent tyro tells why it is not None, and then what is wrong with it.
     message = re.sub(r"no type matching .* - <class '\w+'>: ", "", message)
     if message.startswith("Missing from"):

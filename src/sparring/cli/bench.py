@@ -102,9 +102,11 @@ def run(argv: list[str]) -> int:
         precision=asked.precision or recipe.config.precision,
     )
     fat_of(config)
-    if asked.json.is_dir() or not asked.json.parent.is_dir():
+    parent = asked.json.parent
+    written = asked.json if asked.json.exists() else parent
+    if asked.json.is_dir() or not parent.is_dir() or not os.access(written, os.W_OK):
         raise UserError(f"--json {asked.json} cannot be written. Name a file in a folder that exists.")
-    sweep(asked.json.parent, asked.json.name.__eq__)
+    sweep(parent, asked.json.name.__eq__)
     with on(device), joined(device, asked.backend) as world, silent_unless(world.first):
         if not asked.only or set(asked.only) - {ABLATION, SCALING}:
             _measure(recipe.name, config, device, asked)

@@ -66,7 +66,7 @@ def run(argv: list[str]) -> int:
     options = parse(Options, argv, prog="sparring report", description=DESCRIPTION)
     name_model(options.model)
     if options.strips < 0:
-        raise UserError(f"--strips must be at least 0, got {options.strips}. Write 0 for none.")
+        raise UserError(f"--strips (or --walks) must be at least 0, got {options.strips}. Write 0 for none.")
     if options.out.is_dir():
         raise UserError(f"{options.out} is a folder. Name a file: --out {options.out / 'report.html'}.")
     sweep(options.out.parent, options.out.name.__eq__)

@@ -234,4 +234,13 @@ def whole(data: Dataset, *, without: Split) -> Dataset:
 
 def tensor_split(x: NDArray[np.uint8], y: NDArray[np.int64]) -> Split:
     """A Split of NHWC arrays, the layout of files."""
-    return Split(torch.from_numpy(np.ascontiguousarray(x.transpose(0, 3, 1, 2))), torch.from_numpy(y))
+    return Split(in_order(torch.from_numpy(x.transpose(0, 3, 1, 2))), torch.from_numpy(y))
+
+
+def in_order(x: Tensor) -> Tensor:
+    """The images in the order of their shape in memory.
+
+    `contiguous` leaves the strides of a dimension of size 1 as they are. Of grey images (n, 1, height, width) they may
+    be those of channels_last, in which convolutions then return their results, and a network's `view` fails.
+    """
+    return x.contiguous().flatten().view(x.shape)

@@ -24,7 +24,7 @@ from rich.progress import track
 from torch import Tensor
 
 from sparring.data.cache import entry, mapped, new_array, stamp
-from sparring.data.dataset import Dataset, Split, evenly, interleaved, tensor_split
+from sparring.data.dataset import Dataset, Split, evenly, in_order, interleaved, tensor_split
 from sparring.data.memory import host_room
 from sparring.errors import UserError
 from sparring.files.regular import irregular, shown
@@ -131,7 +131,7 @@ def read_images(files: Sequence[Path], *, size: tuple[int, int], channels: int) 
         raise UserError(f"image files have 1 channel (grey) or 3 (RGB), not {channels}. Give the pixels from Python.")
     paths = tuple(files)
     _read_headers(paths)
-    return torch.from_numpy(np.ascontiguousarray(_read_pixels(paths, size, channels == 1).transpose(0, 3, 1, 2)))
+    return in_order(torch.from_numpy(_read_pixels(paths, size, channels == 1).transpose(0, 3, 1, 2)))
 
 
 def _subfolders(path: Path) -> list[Path]:

@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from sparring.data.dataset import in_order
 from sparring.errors import UserError
 
 _CHANNELS = (1, 3, 4)
@@ -46,7 +47,7 @@ def as_images(x: Any, name: str, *, channels_first: bool | None = None) -> Tenso
             f"the images of {name} have the shape {tuple(x.shape)}: the channels look last. Give "
             "(n, channels, height, width): x.permute(0, 3, 1, 2)."
         )
-    return in_levels(x.contiguous(), name)
+    return in_levels(in_order(x), name)
 
 
 def in_levels(x: Tensor, name: str) -> Tensor:

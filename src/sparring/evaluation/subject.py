@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from sparring.attacks.checks import HALF, Model, call, check_batch, check_labels, check_logits
+from sparring.data.dataset import in_order
 from sparring.engine import on
 from sparring.engine.attack.replay import Replayed
 from sparring.errors import RunFailed, UserError, unknown
@@ -45,7 +46,7 @@ class Subject:
 
     def take(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Images in [0, 1] and labels of these examples, on the model's device."""
-        x, y = self.x[rows.to(self.x.device)].to(self.device), self.y[rows.to(self.y.device)].to(self.device)
+        x, y = in_order(self.x[rows.to(self.x.device)]).to(self.device), self.y[rows.to(self.y.device)].to(self.device)
         return (x.to(self.dtype) / 255 if x.dtype == torch.uint8 else x.to(self.dtype)), y
 
     def each(
