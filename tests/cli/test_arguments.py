@@ -88,6 +88,7 @@ def test_given_options_replace_the_default():
         (["--mean", "a"], "--mean: Could not find valid parse for arguments: ['a']. Expected --mean [NUMBER"),
         (["--kind", "three"], "Expected one of ('one', 'two')."),
         (["--cuont", "3"], "Unrecognized options: --cuont, 3. Did you mean --count?"),
+        (["--cuont=3"], "Unrecognized options: --cuont, 3. Did you mean --count?"),
         (["--eeps", "3"], "Did you mean --eps?"),
         (["--attack.ep", "3"], "Did you mean --attack.eps?"),
         (["--count"], "Missing value for argument '--count'."),

@@ -138,6 +138,9 @@ def parse(kind: type[T], argv: list[str], *, prog: str, description: str, defaul
     except SystemExit as leaving:
         if leaving.code in (0, None):
             raise
+        apart = [part for word in argv for part in (word.split("=", 1) if word.startswith("--") else [word])]
+        if apart != argv and "Unrecognized" in box.getvalue():  # of --flag=value tyro names no look-alike
+            parse(kind, apart, prog=prog, description=description, default=default)
         raise UserError(_one_line(box.getvalue(), prog)) from None
 
 
