@@ -55,7 +55,7 @@ from sparring.training.opening import look, opened
 from sparring.training.optimisers import OWN, MakeOptimizer, numbers
 from sparring.training.resume import read_initial
 from sparring.training.run_folder import RunFolder
-from sparring.training.start import begin, check_parts, engine_for, own_draws, soft
+from sparring.training.start import begin, check_parts, engine_for, one_image, own_draws, soft
 from sparring.training.state import NoSaver, Saver, State
 from sparring.training.sync_bn import separate
 from sparring.training.trackers import Trackers, follow
@@ -281,7 +281,12 @@ def one_epoch(
                 if found is None:  # the others wait for the update: all stop before a weight moves
                     exchange.spoil()
             x_adv = x if found is None else found.x_adv
-            loss = engine.update(x, x_adv, target(batch), lr, awp)
+            try:
+                loss = engine.update(x, x_adv, target(batch), lr, awp)
+            except ValueError as error:
+                if batch.of > 1 or "more than 1 value per channel" not in str(error):
+                    raise
+                raise one_image(f"batch {state.step + 1} of epoch {state.epoch}") from error
 
         tally.loss += loss.double() * batch.of
         tally.backprops += backprops if exchange is None else exchange.backprops.long()
