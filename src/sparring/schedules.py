@@ -24,7 +24,6 @@ from dataclasses import dataclass
 
 from sparring.errors import UserError, did_you_mean
 
-
 _NUMBERS = "0.031 or 8/255"  # examples that any field of a number takes
 _EXAMPLES = {"tau": "0 or 0,1@40%", "lr": "0.1 or cosine:0.1", "awp": "0.005 or 0,0.005@10%"}
 

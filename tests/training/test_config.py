@@ -174,7 +174,9 @@ def test_a_file_without_a_norm_is_linf_and_l2_radii_may_exceed_one():
 
 
 def test_a_momentum_that_the_optimiser_does_not_have_is_refused():
-    with pytest.raises(UserError, match="adam has no momentum, got 0.5. Leave --momentum out, or write --optimizer sgd"):
+    with pytest.raises(
+        UserError, match=r"adam has no momentum, got 0\.5\. Leave --momentum out, or write --optimizer sgd"
+    ):
         replace(SOME, optimizer="adam", momentum=0.5)
     assert replace(SOME, optimizer="rmsprop", momentum=0.5).momentum == 0.5
     kept = to_json(replace(SOME, optimizer="adamw")) | {"momentum": 0.5}

@@ -145,7 +145,7 @@ def test_a_batch_of_one_image_is_refused_before_batch_norm(tmp_path, tiny, digit
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 10))
     train = partial(sparring.train, tiny, device="cpu", progress=False)
     loader, test = DataLoader(Flow(x[:101], y[:101]), batch_size=50), (x[:80], y[:80])
-    with pytest.raises(UserError, match="a batch of the loader holds one image, and batch-norm needs two. Give the"):
+    with pytest.raises(UserError, match=r"a batch of the loader holds one image, and batch-norm needs two\. Give"):
         train(tmp_path / "run", model=net, data=(loader, test))
     assert not (tmp_path / "run").exists()
     train(tmp_path / "plain", model=nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), data=(loader, test))

@@ -46,7 +46,9 @@ def soft_targets(
         raise UserError("other and share belong together: the class mixed in, and the part that is not.")
     if share is not None and not _is_share(share, len(y)):
         found = f"a tensor of shape {tuple(share.shape)}" if isinstance(share, Tensor) else repr(share)
-        raise UserError(f"share must be a number in [0, 1], or a tensor with one for each of {len(y)} images, got {found}.")
+        raise UserError(
+            f"share must be a number in [0, 1], or a tensor with one for each of {len(y)} images, got {found}."
+        )
     if y.device.type == "cpu":  # elsewhere a check would wait for the device
         check_labels(y, classes)
     mine = torch.zeros(len(y), classes, device=y.device)

@@ -63,8 +63,8 @@ def in_levels(x: Tensor, name: str) -> Tensor:
     if not (math.isfinite(low) and math.isfinite(high)):  # NaN survives aminmax
         broken = int((~x.isfinite()).sum())
         raise UserError(
-            f"the images of {name} must lie in [0, 1], found {broken} of {x.numel()} values NaN or infinite. Look at the "
-            "data and their transform."
+            f"the images of {name} must lie in [0, 1], found {broken} of {x.numel()} values NaN or infinite. Look at "
+            "the data and their transform."
         )
     if not (low >= 0 and high <= 1):
         if low >= 0 and 1 < high <= 255:

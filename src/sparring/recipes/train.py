@@ -94,7 +94,8 @@ def train(
     goes_on = resume and (Path(out) / run_folder.CONFIG).exists()
     if resume and not goes_on and recipe is None and objective is None:
         raise UserError(
-            f"{out} holds no run (no {run_folder.CONFIG} in it). Check the path, or begin one with a recipe or objective=."
+            f"{out} holds no run (no {run_folder.CONFIG} in it). Check the path, or begin one with a recipe or "
+            "objective=."
         )
     if not goes_on and all(part is None for part in (recipe, objective, model, data)):
         raise UserError(

@@ -119,8 +119,8 @@ class Config:
             raise UserError("nesterov is of sgd with momentum. Write --optimizer sgd --momentum 0.9, or leave it out.")
         if self.momentum != Config.momentum and self.optimizer in _NO_MOMENTUM:
             raise UserError(
-                f"{self.optimizer} has no momentum, got {self.momentum}. Leave --momentum out, or write --optimizer sgd "
-                "or rmsprop."
+                f"{self.optimizer} has no momentum, got {self.momentum}. Leave --momentum out, or write "
+                "--optimizer sgd or rmsprop."
             )
         if not 0 <= self.clip < float("inf"):
             raise UserError(f"clip must be finite and at least 0, got {self.clip}. Write for example 1; 0 is none.")
