@@ -6,7 +6,9 @@ from hypothesis import strategies as st
 
 from sparring import schedules
 from sparring.errors import UserError
+from sparring.objectives import FAT
 from sparring.schedules import Cosine, OneCycle, PieceStart, Piecewise, Ramp, Warmup, constant, number, parse, pixels
+from sparring.training.config import Config
 
 
 def test_piecewise_follows_the_paper():
@@ -120,6 +122,22 @@ def test_round_trip_is_exact(schedule):
 def test_bad_schedules_are_refused(text, message):
     with pytest.raises(UserError, match=message):
         parse(text)
+
+
+@pytest.mark.parametrize(
+    ("make", "examples"),
+    [
+        (lambda text: FAT(tau=text), ["0", "0,1@40%"]),
+        (lambda text: FAT(eps=text), ["0.031", "8/255"]),
+        (lambda text: Config(lr=text), ["0.1", "cosine:0.1"]),
+        (lambda text: Config(awp=text), ["0.005", "0,0.005@10%"]),
+    ],
+)
+def test_the_examples_of_an_error_are_valid(make, examples):
+    with pytest.raises(UserError, match=rf": 'abc' is not a number. Write for example {' or '.join(examples)}\.$"):
+        make("abc")
+    for text in examples:
+        make(text)
 
 
 def test_spell_round_trips():

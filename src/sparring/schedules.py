@@ -24,6 +24,9 @@ from dataclasses import dataclass
 
 from sparring.errors import UserError, did_you_mean
 
+_NUMBERS = "0.031 or 8/255"  # examples that any field of a number takes
+_EXAMPLES = {"tau": "0 or 0,1@40%", "lr": "0.1 or cosine:0.1", "awp": "0.005 or 0,0.005@10%"}
+
 
 def number(text: str) -> float:
     """Parse a number: '0.031', '8/255', '2e-4'."""
@@ -33,8 +36,13 @@ def number(text: str) -> float:
     except (ValueError, ZeroDivisionError):
         value = math.nan
     if not math.isfinite(value):
-        raise UserError(f"{text!r} is not a number. Write for example 8.5, 0.031 or 8/255.")
+        raise UserError(f"{text!r} is not a number. Write for example {_NUMBERS}.")
     return value
+
+
+def with_examples_of(field: str, message: str) -> str:
+    """The message of `number` with examples that the field takes: tau counts steps, a learning rate has a schedule."""
+    return message.replace(f"for example {_NUMBERS}", f"for example {_EXAMPLES.get(field, _NUMBERS)}")
 
 
 def spell(value: float) -> str:
@@ -338,7 +346,7 @@ class Scheduled(ABC):  # noqa: B024 (schedules are registered with it, below)
         try:
             instance.__dict__[self.name] = of(value)
         except UserError as error:
-            raise UserError(f"{self.name}: {error}") from None
+            raise UserError(f"{self.name}: {with_examples_of(self.name, str(error))}") from None
 
 
 for _kind in (

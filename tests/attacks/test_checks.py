@@ -34,6 +34,8 @@ def batch():
         ({"x": None}, "x must be a floating-point tensor in .0, 1., got NoneType"),
         ({"x": torch.full((2, 1, 2, 2), 0.5).double()}, "images are torch.float64, the model's weights torch.float32"),
         ({"x": torch.full((2, 1, 2, 2), 128.0)}, "Divide by 255"),
+        ({"x": torch.full((2, 1, 2, 2), torch.nan)}, "found 8 of 8 values NaN or infinite. Look at the data"),
+        ({"x": torch.full((2, 1, 2, 2), torch.inf)}, "found 8 of 8 values NaN or infinite. Look at the data"),
         ({"y": torch.eye(3)[[0, 2]].long()}, r"Of one-hot labels give y.argmax\(1\)"),
         ({"y": torch.tensor([1, 3])}, "subtract 1"),
         ({"y": np.array([0, 2])}, "y must be an int64 tensor of class numbers, got ndarray"),

@@ -82,8 +82,11 @@ def test_given_options_replace_the_default():
         (["--count", 90 * "9" + "x"], f"--count: '{90 * '9'}x' is not a whole number."),
         (["--limit", "x"], "--limit: 'x' is not a whole number. Write for example 30."),
         (["--limit", "None"], "--limit: 'None' is not a whole number."),  # it is left out instead
-        (["--share", "8/0"], "--share: '8/0' is not a number. Write for example 8.5, 0.031 or 8/255."),
+        (["--share", "8/0"], "--share: '8/0' is not a number. Write for example 0.031 or 8/255."),
         (["--eps", "x"], "--eps: 'x' is not a number."),
+        (["--attack.eps", "8/0"], "--attack.eps: '8/0' is not a number. Write for example 0.031 or 8/255."),
+        (["--attack.tau", "x"], "--attack.tau: 'x' is not a number. Write for example 0 or 0,1@40%."),
+        (["--lr", "x"], "--lr: 'x' is not a number. Write for example 0.1 or cosine:0.1."),
         (["--lr", "0.1,0.01"], "every value after the first needs its start; write for example 0.1,0.01@60."),
         (["--mean", "a"], "--mean: Could not find valid parse for arguments: ['a']. Expected --mean [NUMBER"),
         (["--kind", "three"], "Expected one of ('one', 'two')."),

@@ -235,6 +235,10 @@ BAD = [
     (lambda x, y: ((x, y), (x, y + 1)), "the test part has the label 3"),
     (lambda x, y: Listed(lambda i: x[i, :, : 6 - i % 2]), r"differ in size: \(3, 6, 6\) and \(3, 5, 6\)"),
     (lambda x, y: Listed(lambda i: x[i].float()), "item 0 of the Dataset.*Divide by 255"),
+    (
+        lambda x, y: Listed(lambda i: x[i] * torch.nan),
+        "item 0 of the Dataset.*108 of 108 values NaN or.* Look at the data",
+    ),
     (lambda x, y: Listed(lambda i: "cat.png"), "item 0 of the Dataset is a str; give a tensor"),
     (lambda x, y: Listed(lambda i: x[i], y.float()), "the label of item 0.*class number"),
     (lambda x, y: Listed(lambda i: x[i], torch.nn.functional.one_hot(y)), "one-hot"),

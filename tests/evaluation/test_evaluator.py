@@ -249,6 +249,7 @@ REFUSED = [
     ({"x": torch.rand(4, 3, 8, 8)}, "does not accept images of shape (3, 8, 8)"),
     ({"x": torch.rand(4, 1, 8, 8) * 255}, "Divide by 255"),
     ({"x": torch.rand(3, 1, 8, 8)}, "one label per image"),
+    ({"x": torch.rand(1, 8, 8), "y": torch.tensor(3)}, "got shapes (1, 8, 8) and (). Of a single image give x[None]"),
     ({"y": torch.tensor([0, 1, 2, 10])}, "the model has 10 classes, labels 0 to 9; found labels 0 to 10"),
     ({"y": torch.tensor([0, 1, 2, -1])}, "found -1"),
     ({"y": torch.zeros(4)}, "Convert with y.long()"),

@@ -204,6 +204,16 @@ def test_wrong_soft_targets_are_refused():
         FAT(**ATTACK)(model, x, y.int())
 
 
+def test_a_share_is_one_number_or_one_per_image():
+    y = torch.tensor([0, 1, 2])
+    one = soft_targets(y, 4, other=y.flip(0), share=0.25)
+    assert torch.equal(one, soft_targets(y, 4, other=y.flip(0), share=torch.full((3,), 0.25)))
+    assert one.tolist() == [[0.25, 0, 0.75, 0], [0, 1, 0, 0], [0.75, 0, 0.25, 0]]
+    for wrong in (1.5, "0.3", torch.ones(2), torch.tensor(0.3)):
+        with pytest.raises(UserError, match=r"share must be a number in \[0, 1\], or a tensor with one for each of 3"):
+            soft_targets(y, 4, other=y.flip(0), share=wrong)
+
+
 class TwoInTraining(nn.Module):
     """An auxiliary output in train mode, as some published networks have."""
 

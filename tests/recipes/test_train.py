@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -48,7 +49,8 @@ def test_train_takes_a_config(tmp_path):
         ("fat-digit", {}, "Did you mean 'fat-digits'"),
         (3, {}, "a recipe's name or a Config, got int. Write for example"),
         (None, {}, "nothing says what to train. Give a recipe, for example 'fat-digits'"),
-        (None, {"resume": True}, "holds no run to resume, and nothing says what to train"),
+        (None, {"resume": True}, r"run holds no run \(no config.json in it\). Check the path, or begin one"),
+        (None, {"resume": True, "model": torch.nn.Flatten()}, r"holds no run \(no config.json in it\)"),
         ("fat-digits", {"resume": "yes"}, "resume must be True or False"),
         ("fat-digits", {"resume": True, "overwrite": True}, "Give one of them"),
         (sparring.FAT(), {}, "got FAT. Write objective=fat"),
@@ -75,6 +77,14 @@ def test_wrong_input_is_a_user_error(tmp_path, recipe, changes, message):
     with pytest.raises(sparring.UserError, match=message) as caught:
         sparring.train(recipe, out=tmp_path / "run", **changes)
     assert "\n" not in str(caught.value) and not (tmp_path / "run").exists()
+
+
+def test_resuming_where_there_is_no_run_begins_one_and_says_so(tmp_path, caplog):
+    begin = partial(sparring.train, "fat-digits", tmp_path / "run", objective=sparring.Standard(), progress=False)
+    begin(resume=True, **QUICK)
+    assert caplog.messages == [f"{tmp_path / 'run'} held no run to resume: a new one begins."]
+    begin(resume=True, **QUICK)
+    assert len(caplog.messages) == 1
 
 
 def test_a_recipe_without_its_attack_keeps_the_radius_of_validation(tmp_path):

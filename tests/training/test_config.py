@@ -100,6 +100,8 @@ def test_unknown_field_is_refused():
         {"optimizer": object()},
         {"nesterov": 1},
         {"nesterov": True, "momentum": 0.0},
+        {"optimizer": "adam", "momentum": 0.5},
+        {"optimizer": "adamw", "momentum": 0.0},
         {"nesterov": True, "optimizer": "adamw"},
         {"no_decay": "yes"},
         {"augment": ["flip"]},
@@ -171,6 +173,16 @@ def test_a_file_without_a_norm_is_linf_and_l2_radii_may_exceed_one():
         Config(momentum="0.9")
 
 
+def test_a_momentum_that_the_optimiser_does_not_have_is_refused():
+    with pytest.raises(
+        UserError, match=r"adam has no momentum, got 0\.5\. Leave --momentum out, or write --optimizer sgd"
+    ):
+        replace(SOME, optimizer="adam", momentum=0.5)
+    assert replace(SOME, optimizer="rmsprop", momentum=0.5).momentum == 0.5
+    kept = to_json(replace(SOME, optimizer="adamw")) | {"momentum": 0.5}
+    assert config.from_json(kept) == replace(SOME, optimizer="adamw")
+
+
 def test_flat_settings_are_those_in_force():
     fields = {"momentum", "nesterov", "weight_decay", "no_decay"}
     unused = {"sgd": set(), "rmsprop": {"nesterov"}, "adam": {"momentum", "nesterov"}, "own:AdamW": fields}
@@ -178,6 +190,6 @@ def test_flat_settings_are_those_in_force():
     for name, left_out in unused.items():
         made = replace(SOME, optimizer=name)
         assert to_json(made).keys() - config.flat_json(made).keys() == left_out | {"attack"}, name
-    slow, fast = (replace(SOME, optimizer="adam", momentum=momentum) for momentum in (0.5, 0.9))
+    slow, fast = (replace(SOME, optimizer="own:AdamW", momentum=momentum) for momentum in (0.5, 0.9))
     assert config.flat_json(slow) == config.flat_json(fast)
     assert config.differences(slow, fast) == ["momentum 0.5 -> 0.9"] and not config.same(slow, fast)  # for resuming

@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import sparring
@@ -126,6 +127,31 @@ def test_batches_that_pass_by_train_and_resume_at_epochs(tmp_path, tiny, digits,
     assert "because of its IterableDataset" in capsys.readouterr().err
     with pytest.raises(UserError, match="Leave out batch_size"):
         sparring.train(tiny, tmp_path / "other", data=loader, batch_size=60)
+
+
+class Dwindling(Flow):
+    """100 images when it is counted and in epoch 1, then 51: in batches of 50 the last one holds one image."""
+
+    passes = 0
+
+    def __iter__(self):
+        self.passes += 1
+        count = 100 if self.passes < 4 else 51
+        return iter(list(super().__iter__())[:count])
+
+
+def test_a_batch_of_one_image_is_refused_before_batch_norm(tmp_path, tiny, digits):
+    x, y = digits
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 10))
+    train = partial(sparring.train, tiny, device="cpu", progress=False)
+    loader, test = DataLoader(Flow(x[:101], y[:101]), batch_size=50), (x[:80], y[:80])
+    with pytest.raises(UserError, match=r"a batch of the loader holds one image, and batch-norm needs two\. Give"):
+        train(tmp_path / "run", model=net, data=(loader, test))
+    assert not (tmp_path / "run").exists()
+    train(tmp_path / "plain", model=nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), data=(loader, test))
+    later = DataLoader(Dwindling(x, y), batch_size=50)
+    with pytest.raises(UserError, match="batch 2 of epoch 2 holds one image, and batch-norm needs two"):
+        train(tmp_path / "later", model=net, data=(later, test))
 
 
 def test_resume_with_other_data_is_refused(tmp_path, tiny, digits):

@@ -285,7 +285,13 @@ def check_target(target: object, y: Tensor, loss: object) -> Tensor | None:
 
 
 def _check_pixels(name: str, x: Tensor, fix: str) -> None:
-    low, high = (bound.item() for bound in torch.aminmax(x))  # NaN survives aminmax and fails the comparison
+    low, high = (bound.item() for bound in torch.aminmax(x))  # NaN survives aminmax
+    if not (math.isfinite(low) and math.isfinite(high)):
+        broken = int((~x.detach().isfinite()).sum())
+        raise UserError(
+            f"{name} must be finite and lie in [0, 1], found {broken} of {x.numel()} values NaN or infinite. "
+            "Look at the data, and at what is computed from them before this call."
+        )
     if not (low >= 0 and high <= 1):
         if name == "pixels" and low >= 0 and 1 < high <= 255:
             fix = "They look like pixels from 0 to 255. Divide by 255: x / 255."

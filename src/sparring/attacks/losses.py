@@ -24,7 +24,7 @@ Loss = Literal["ce", "kl", "cw"] | PerExampleLoss
 
 
 def soft_targets(
-    y: Tensor, classes: int, *, smoothing: float = 0.0, other: Tensor | None = None, share: Tensor | None = None
+    y: Tensor, classes: int, *, smoothing: float = 0.0, other: Tensor | None = None, share: Tensor | float | None = None
 ) -> Tensor:
     """Class probabilities of shape (B, classes), float32: the targets of label smoothing and of mixed images.
 
@@ -32,7 +32,8 @@ def soft_targets(
         y: int64 (B,), the class of each image.
         smoothing: the part of the probability that is spread over all classes.
         other: int64 (B,), the class of what was mixed into each image.
-        share: float (B,), the part of each image that is still of its class `y`; the rest is of `other`.
+        share: the part of each image that is still of its class `y`, the rest is of `other`: float (B,), or one number
+            for all.
     """
     if not isinstance(y, Tensor) or y.dtype != torch.int64 or y.dim() != 1:
         found = f"{y.dtype} of shape {tuple(y.shape)}" if isinstance(y, Tensor) else type(y).__name__
@@ -43,14 +44,25 @@ def soft_targets(
         raise UserError(f"smoothing must lie in [0, 1), got {smoothing!r}. Write for example 0.1.")
     if (other is None) != (share is None):
         raise UserError("other and share belong together: the class mixed in, and the part that is not.")
+    if share is not None and not _is_share(share, len(y)):
+        found = f"a tensor of shape {tuple(share.shape)}" if isinstance(share, Tensor) else repr(share)
+        raise UserError(
+            f"share must be a number in [0, 1], or a tensor with one for each of {len(y)} images, got {found}."
+        )
     if y.device.type == "cpu":  # elsewhere a check would wait for the device
         check_labels(y, classes)
     mine = torch.zeros(len(y), classes, device=y.device)
     mine.scatter_(1, y[:, None], 1.0)
     if other is not None and share is not None:
         theirs = torch.zeros_like(mine).scatter_(1, other[:, None], 1.0)
-        mine = torch.lerp(theirs, mine, share.to(mine.dtype)[:, None])
+        weight = share.to(mine.dtype)[:, None] if isinstance(share, Tensor) else float(share)
+        mine = torch.lerp(theirs, mine, weight)
     return mine * (1 - smoothing) + smoothing / classes if smoothing else mine
+
+
+def _is_share(share: object, images: int) -> bool:
+    """Whether this is one share for all images, or a tensor of one per image, whose values are not looked at."""
+    return share.shape == (images,) if isinstance(share, Tensor) else is_number(share) and 0 <= share <= 1
 
 
 def dominant(y: Tensor) -> Tensor:

@@ -187,6 +187,8 @@ def _one_line(box: str, prog: str) -> str:
     message = re.sub(r"^Error parsing (config[\w.]*: |attack: |\w+: (?=--))?", "", message)
     # Of a value that may be absent tyro tells why it is not None, and then what is wrong with it.
     message = re.sub(r"no type matching .* - <class '\w+'>: ", "", message)
+    if flag := re.match(r"--(?:attack\.)?(\w+): ", message):
+        message = schedules.with_examples_of(flag[1], message)
     if message.startswith("Missing from"):
         message = f"{sections[0][1]} is missing: {sections[0][2].removesuffix(' (required)')}"
     if "Could not find valid parse" in message:
@@ -194,6 +196,6 @@ def _one_line(box: str, prog: str) -> str:
         message = f"{message}. Expected {expected}"
     suggested = next((section for section in sections[1:] if section[0].startswith("Perhaps")), [])
     # A list of look-alikes is cut to the first: it is the nearest.
-    flag = next((line.split()[0].rstrip(",") for line in suggested[1:] if line.startswith("-")), "")
-    hint = f" Did you mean {flag}?" if flag else ""
+    near = next((line.split()[0].rstrip(",") for line in suggested[1:] if line.startswith("-")), "")
+    hint = f" Did you mean {near}?" if near else ""
     return f"{message.rstrip('.')}.{hint} See `{prog} --help`."

@@ -35,7 +35,8 @@ class Passing:
     loader: DataLoader[Any]
     images: int  # of one pass
     batches: int
-    largest: int  # images in a batch
+    smallest: int  # images in a batch
+    largest: int
     first: Split  # the first images, at most _SAMPLE
     labels: tuple[int, int]  # the least and the greatest
     repeats: bool  # whether a second pass with the same seed begins with the same batch
@@ -85,7 +86,7 @@ class Passing:
 
 def passing(loader: DataLoader[Any]) -> Passing:
     """The loader, counted and checked by one pass over it."""
-    images, batches, largest = 0, 0, 0
+    images, batches, smallest, largest = 0, 0, 2**62, 0
     low, high = 2**62, -1
     kept: list[tuple[Tensor, Tensor]] = []
     shape: tuple[int, ...] | None = None
@@ -98,7 +99,7 @@ def passing(loader: DataLoader[Any]) -> Passing:
             )
         if images < _SAMPLE:
             kept.append((x[: _SAMPLE - images], y[: _SAMPLE - images]))
-        images, batches, largest = images + len(x), batches + 1, max(largest, len(x))
+        images, batches, smallest, largest = images + len(x), batches + 1, min(smallest, len(x)), max(largest, len(x))
         low, high = min(low, int(y.min())), max(high, int(y.max()))
         if batches == _MOST:
             raise UserError(f"the loader does not end within {_MOST:,} batches. Give one that ends after an epoch.")
@@ -110,7 +111,7 @@ def passing(loader: DataLoader[Any]) -> Passing:
     first = Split(torch.cat(xs), torch.cat([y for _, y in kept]))
     again = next(_passes(loader, derive_seed(0, 0, _DRAWS)), None)
     repeats = again is not None and torch.equal(again[0], kept[0][0]) and torch.equal(again[1], kept[0][1])
-    return Passing(loader, images, batches, largest, first, (low, high), repeats)
+    return Passing(loader, images, batches, smallest, largest, first, (low, high), repeats)
 
 
 def _passes(loader: DataLoader[Any], seed: int) -> Iterator[tuple[Tensor, Tensor]]:

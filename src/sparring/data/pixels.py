@@ -6,6 +6,7 @@ know data sets.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -60,7 +61,13 @@ def in_levels(x: Tensor, name: str) -> Tensor:
         raise UserError(f"the images of {name} are {x.dtype}. Give uint8, 0 to 255, or floats in [0, 1].")
     x = x.to(torch.float32)
     low, high = (bound.item() for bound in torch.aminmax(x))
-    if not (low >= 0 and high <= 1):  # also NaN
+    if not (math.isfinite(low) and math.isfinite(high)):  # NaN survives aminmax
+        broken = int((~x.isfinite()).sum())
+        raise UserError(
+            f"the images of {name} must lie in [0, 1], found {broken} of {x.numel()} values NaN or infinite. Look at "
+            "the data and their transform."
+        )
+    if not (low >= 0 and high <= 1):
         if low >= 0 and 1 < high <= 255:
             raise UserError(
                 f"the images of {name} are floats from {low:g} to {high:g}; floats must lie in [0, 1]. Divide by 255."

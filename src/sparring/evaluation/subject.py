@@ -110,6 +110,11 @@ def check_tensors(x: object, y: object) -> None:
         raise UserError(f"x must be a tensor of images, got {type(x).__name__}. Write torch.as_tensor(x).")
     if not isinstance(y, Tensor):
         raise UserError(f"y must be an int64 tensor of class numbers, got {type(y).__name__}. Write torch.tensor(y).")
+    if x.ndim == 0 or y.ndim == 0:
+        raise UserError(
+            f"x and y must be a batch, one label per image, got shapes {tuple(x.shape)} and {tuple(y.shape)}. "
+            "Of a single image give x[None] and y[None]."
+        )
 
 
 def prepare(

@@ -23,6 +23,7 @@ from sparring.seeds import check_seed
 from sparring.training.optimisers import OWN, check_name
 
 Precision = Literal["fp32", "bf16", "fp8"]
+_NO_MOMENTUM = ("adam", "adamw")  # but betas, which are torch's
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,11 @@ class Config:
         check_name(self.optimizer)
         if self.nesterov and (self.optimizer != "sgd" or not self.momentum):
             raise UserError("nesterov is of sgd with momentum. Write --optimizer sgd --momentum 0.9, or leave it out.")
+        if self.momentum != Config.momentum and self.optimizer in _NO_MOMENTUM:
+            raise UserError(
+                f"{self.optimizer} has no momentum, got {self.momentum}. Leave --momentum out, or write "
+                "--optimizer sgd or rmsprop."
+            )
         if not 0 <= self.clip < float("inf"):
             raise UserError(f"clip must be finite and at least 0, got {self.clip}. Write for example 1; 0 is none.")
         for name in ("model", "data"):
@@ -192,6 +198,8 @@ def from_json(given: dict[str, Any]) -> Config:
     known = {item.name for kind in OBJECTIVES.values() for item in dataclasses.fields(kind)}
     for other in sorted((attack.keys() - known) | (whole.keys() - {item.name for item in dataclasses.fields(Config)})):
         raise UserError(f"this configuration was not written by this version of Sparring: it has a {other!r}.")
+    if whole.get("optimizer") in _NO_MOMENTUM:
+        whole.pop("momentum", None)  # a file may hold one that was never used
     if isinstance(whole.get("model"), str):
         whole["model"] = Recorded(whole["model"])
     own = {item.name: attack[item.name] for item in dataclasses.fields(OBJECTIVES[name]) if item.name in attack}

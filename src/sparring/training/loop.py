@@ -55,7 +55,7 @@ from sparring.training.opening import look, opened
 from sparring.training.optimisers import OWN, MakeOptimizer, numbers
 from sparring.training.resume import read_initial
 from sparring.training.run_folder import RunFolder
-from sparring.training.start import begin, check_parts, engine_for, own_draws, soft
+from sparring.training.start import begin, check_parts, engine_for, one_image, own_draws, soft
 from sparring.training.state import NoSaver, Saver, State
 from sparring.training.sync_bn import separate
 from sparring.training.trackers import Trackers, follow
@@ -115,6 +115,7 @@ def train(
 
     Args:
         resume: continue the run in `folder` if it holds one; its configuration must be this one, or a longer one.
+            If it holds none, say so and begin one.
         overwrite: replace a run that is already there.
         model: the network, where it is the caller's own, or what makes it. A copy is trained: the caller's stays as it
             is. Without it, `config.model` names one.
@@ -174,6 +175,8 @@ def train(
                 world=world,
             )
         )
+        if resume and not found.run:
+            say(f"{folder} held no run to resume: a new one begins.")
         history = world.from_first(run.metrics() if world.first else [])
         if config.init and facts["normalize"]:  # the layer came with the weights
             facts["normalize"] = [state.model.get_buffer(f"normalize.{n}").flatten().tolist() for n in ("mean", "std")]
@@ -278,7 +281,12 @@ def one_epoch(
                 if found is None:  # the others wait for the update: all stop before a weight moves
                     exchange.spoil()
             x_adv = x if found is None else found.x_adv
-            loss = engine.update(x, x_adv, target(batch), lr, awp)
+            try:
+                loss = engine.update(x, x_adv, target(batch), lr, awp)
+            except ValueError as error:
+                if batch.of > 1 or "more than 1 value per channel" not in str(error):
+                    raise
+                raise one_image(f"batch {state.step + 1} of epoch {state.epoch}") from error
 
         tally.loss += loss.double() * batch.of
         tally.backprops += backprops if exchange is None else exchange.backprops.long()

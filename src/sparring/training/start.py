@@ -155,7 +155,10 @@ def check_parts(model: nn.Module, training: Training, config: Config, world: Wor
             f"a batch of {full} images leaves some of {world.size} processes without two images. Use --batch-size "
             f"{2 * world.size} or more, or fewer processes."
         )
-    if not isinstance(training, Passing):
+    if isinstance(training, Passing):
+        if training.smallest == 1 and _has_batch_norm(model):
+            raise one_image("a batch of the loader")
+    else:
         _check_last_batch(model, len(training), size)
     last = len(training) % size or size
     if config.sync_bn and not isinstance(training, Passing) and Share(world.size - 1, world.size).size(last) == 0:
@@ -167,10 +170,20 @@ def check_parts(model: nn.Module, training: Training, config: Config, world: Wor
 
 def _check_last_batch(model: nn.Module, images: int, batch_size: int) -> None:
     """Refuse a last batch of one image: batch-norm has no statistics of one value."""
-    normalised = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
-    if normalised and (batch_size == 1 or images % batch_size == 1):
+    if _has_batch_norm(model) and (batch_size == 1 or images % batch_size == 1):
         larger = next((size for size in range(batch_size + 1, images + 1) if images % size != 1), images)
         raise UserError(
             f"the last batch of {images} training images would hold one image, and batch-norm needs two. "
             f"Use --batch-size {larger}."
         )
+
+
+def _has_batch_norm(model: nn.Module) -> bool:
+    return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
+
+
+def one_image(batch: str) -> UserError:
+    """The error for a loader's batch of one image, before batch-norm."""
+    return UserError(
+        f"{batch} holds one image, and batch-norm needs two. Give the DataLoader another batch_size, or drop_last=True."
+    )
