@@ -147,6 +147,8 @@ def train(
         for note in notes(wanted if optimizer is None else _without_its_own(wanted, own_lr=own_lr), images, device):
             print(f"note: {note}", file=sys.stderr)
     with joined(device) as world, stopping() as stop:
+        if resume and not goes_on and world.first:
+            _log.warning(f"{out} held no run to resume: a new one begins.")
         ours = world.began(Path(out))  # a restart by torchrun continues what these processes began, and nothing else
         resume, overwrite = resume or ours, overwrite and not ours
         try:

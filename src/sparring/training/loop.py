@@ -115,7 +115,6 @@ def train(
 
     Args:
         resume: continue the run in `folder` if it holds one; its configuration must be this one, or a longer one.
-            If it holds none, say so and begin one.
         overwrite: replace a run that is already there.
         model: the network, where it is the caller's own, or what makes it. A copy is trained: the caller's stays as it
             is. Without it, `config.model` names one.
@@ -175,8 +174,6 @@ def train(
                 world=world,
             )
         )
-        if resume and not found.run:
-            say(f"{folder} held no run to resume: a new one begins.")
         history = world.from_first(run.metrics() if world.first else [])
         if config.init and facts["normalize"]:  # the layer came with the weights
             facts["normalize"] = [state.model.get_buffer(f"normalize.{n}").flatten().tolist() for n in ("mean", "std")]
