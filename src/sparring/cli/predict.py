@@ -19,7 +19,9 @@ from sparring.attacks import pgd
 from sparring.attacks.threat import Norm, check_radius
 from sparring.cli.arguments import name_model, parse
 from sparring.cli.console import WIDE, Screen
+from sparring.cli.subject import sizes
 from sparring.errors import UserError
+from sparring.models.own import PARAMETERS
 from sparring.seeds import generator
 from sparring.training import run_folder
 from sparring.training.distributed import pick_device
@@ -84,7 +86,13 @@ def run(argv: list[str]) -> int:
     if asked.top < 1:
         raise UserError(f"--top must be at least 1, got {asked.top}.")
     name_model(asked.model)
-    loaded = weights.load(asked.path, model=asked.model, which=asked.which, device=pick_device(asked.device))
+    loaded = weights.load(
+        asked.path,
+        model=asked.model,
+        **sizes(asked.path, asked.which, asked.model, asked.data),
+        which=asked.which,
+        device=pick_device(asked.device),
+    )
     norm = asked.norm or _trained_in(asked.path, loaded)
     if asked.eps is not None:
         check_radius("--eps", asked.eps, norm)
@@ -127,6 +135,9 @@ class _Described:
 def _described(asked: Options, loaded: weights.Loaded) -> tuple[_Described, list[str]]:
     """Class names, image size and channels: of the file, else of --data; and notes on what is unknown."""
     model, notes = loaded.facts["model"], list(loaded.notes)
+    unknown = [key for key in PARAMETERS if model.get(key) is None]
+    if unknown:  # a network of the user's own, in a file of weights alone
+        raise UserError(f"{asked.path} does not record {', '.join(unknown)}. Give its data set: --data digits.")
     count, channels = model["num_classes"], model["channels"]
     height, width = model["size"]
     if asked.data is not None:
