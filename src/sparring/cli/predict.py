@@ -25,6 +25,7 @@ from sparring.models.own import PARAMETERS
 from sparring.seeds import generator
 from sparring.training import run_folder
 from sparring.training.distributed import pick_device
+from sparring.weights.foreign import is_image
 
 DESCRIPTION = """Predict the classes of image files. They are scaled and cropped as training on a folder does it.
 
@@ -85,6 +86,7 @@ def run(argv: list[str]) -> int:
         raise UserError("no image given. Write for example: sparring predict fat-digits digit.png")
     if asked.top < 1:
         raise UserError(f"--top must be at least 1, got {asked.top}.")
+    _refuse_image(asked.path)
     name_model(asked.model)
     loaded = weights.load(
         asked.path,
@@ -116,6 +118,17 @@ def run(argv: list[str]) -> int:
             soft_wrap=True,
         )
     return 0
+
+
+def _refuse_image(path: Path) -> None:
+    """Refuse an image in the place of the model."""
+    if path.is_file():
+        with suppress(OSError), path.open("rb") as file:  # what cannot be read is told by loading
+            if is_image(file.read(16)):
+                raise UserError(
+                    f"{path} is an image, not a checkpoint. The model comes first, then the images: "
+                    "sparring predict fat-digits digit.png"
+                )
 
 
 def _trained_in(path: Path, loaded: weights.Loaded) -> Norm:

@@ -127,7 +127,7 @@ def _removed(prefix: str) -> str:
 
 
 def refuse_impostor(path: Path) -> None:
-    """Refuse a file that is not a checkpoint: empty, a web page, a Git LFS pointer, other text."""
+    """Refuse a file that is not a checkpoint: empty, an image, a web page, a Git LFS pointer, other text."""
     require_regular(path)
     try:
         with path.open("rb") as file:
@@ -139,6 +139,10 @@ def refuse_impostor(path: Path) -> None:
             f"{path} is a program for other runtimes, which Sparring does not read back. Give the run folder or a "
             ".safetensors file."
         )
+    if is_image(head):
+        raise UserError(
+            f"{path} is an image, not a checkpoint. Give a run folder or a .safetensors, .pt, .pth or .pth.tar file."
+        )
     text = head.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
     if not head:
         raise UserError(f"{path} is empty: the download or copy failed. Fetch it again.")
@@ -148,6 +152,15 @@ def refuse_impostor(path: Path) -> None:
         raise UserError(f"{path} is a Git LFS pointer, not the file it stands for. Run `git lfs pull`.")
     if head[:1] in (b"{", b"[") and all(32 <= byte < 127 or byte in b"\t\r\n" for byte in head):
         raise UserError(f"{path} is a text file, not a checkpoint. Give a .safetensors, .pt, .pth or .pth.tar file.")
+
+
+def is_image(head: bytes) -> bool:
+    """Whether a file that begins so is a PNG, JPEG, GIF, BMP or WebP."""
+    if head[8:9] == b"{":  # safetensors, after a length that may spell "BM"
+        return False
+    if head.startswith((b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF87a", b"GIF89a")):
+        return True
+    return (head[:2] == b"BM" and head[6:10] == bytes(4)) or (head[:4] == b"RIFF" and head[8:12] == b"WEBP")
 
 
 def check_names(tensors: Iterable[str], path: Path) -> None:

@@ -359,8 +359,8 @@ def _network(file: _File, described: Mapping[str, Any]) -> Identified:
         closest, _ = identify.nearest(file.tensors)
         missing = identify.differences(file.tensors, identify.read_off(closest, file.tensors).shapes())
         raise UserError(
-            f"{file.path} has no known architecture. {identify.advice(file.tensors)} {missing} Evaluate your own "
-            "model in Python: sparring.evaluate(model, x, y)."
+            f"{file.path} has no known architecture. {identify.advice(file.tensors)} {missing} Where the network is "
+            "your own, name what makes it: --model package.module:make, in Python model=net."
         )
     known = {key: described[key] for key in ("num_classes", "channels", "size") if key in described}
     network = identify.read_off(name, file.tensors, **known)
