@@ -101,7 +101,7 @@ def _untraceable(form: str, error: BaseException) -> UserError:
     text = _ANSI.sub("", str(error)).strip()
     if text.startswith("Constraints violated"):
         return _one_batch_size(form)
-    first = re.sub(r"\s+", " ", text.partition("\n")[0]).strip() or type(error).__name__
+    first = re.sub(r"\s+", " ", text.partition("\n")[0].partition(" (unhinted")[0]).strip() or type(error).__name__
     return UserError(
         f"this network cannot be exported as {form}: {shown(first, _LONGEST).rstrip('.')}. Its weights can: "
         "--format safetensors."
