@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
 import sparring as library
 from sparring import models
@@ -100,6 +101,37 @@ def test_from_training_to_export(sparring, module):
     assert not Path("imported").exists()
     model = library.load_model("export/run-last.safetensors", model=f"{module}:make")
     assert model(torch.rand(2, 1, 8, 8)).shape == (2, 10)
+
+
+def test_weights_alone_are_predicted_with_and_exported_for_a_data_set(sparring, module, tmp_path):
+    """The file says nothing of classes, channels and size: --data does, and the messages name it."""
+    kept = library.data.load("digits").test.x[0, 0].numpy()
+    Image.fromarray(kept).save(tmp_path / "digit.png")
+    code = "\n\ndef fixed():\n    return make(10, 1)\n"
+    (tmp_path / f"{module}.py").write_text(CODE + code)
+    name_model(f"{module}:make")
+    net = models.build(f"{module}:make", num_classes=10, channels=1).eval()
+    torch.save(net.state_dict(), "own.pth")
+    for make, says in (("make", "asks for num_classes"), ("fixed", "does not record num_classes, channels, size")):
+        named = ["--model", f"{module}:{make}"]
+        for words in (["predict", "own.pth", "digit.png"], ["export", "own.pth", "--format", "hub", "--out", "hub"]):
+            sparring(*words, *named).user_error(says, "--data digits")
+        said = sparring("predict", "own.pth", "digit.png", *named, "--data", "digits", "--json")
+        assert said.code == 0, said.err
+        found = json.loads(said.out)["images"][0]["class"]
+        assert found == str(int(net(torch.from_numpy(kept)[None, None] / 255).argmax()))
+        for form in ("pt2", "hub"):
+            said = sparring(
+                "export", "own.pth", *named, "--format", form, "--out", f"{make}.{form}", "--data", "digits"
+            )
+            assert said.code == 0, said.err
+        program = torch.export.load(f"{make}.pt2").module()
+        assert program(torch.rand(3, 1, 8, 8)).shape == (3, 10)
+    assert sparring("export", "own.pth", *named, "--out", "weights").code == 0
+    again = ["weights/own.safetensors", "digit.png", *named]
+    sparring("predict", *again).user_error("does not record num_classes, channels, size", "--data digits")
+    assert sparring("predict", *again, "--data", "digits").code == 0
+    sparring("export", "fat-digits", "--data", "digits").user_error("Leave out --data digits")
 
 
 def test_resuming_is_exact(sparring, module):

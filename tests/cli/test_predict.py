@@ -101,6 +101,8 @@ def test_every_kind_of_model(sparring, images, finished):
         ([], ["PATH is missing", "A run folder"]),
         (["fat-digits"], ["no image given"]),
         (["fat-digits", "plain.png", "text.png", "none.png"], ["2 files cannot be used", "text.png", "none.png"]),
+        (["plain.png", "fat-digits"], ["plain.png is an image, not a checkpoint. The model comes first"]),
+        (["large.bmp", "plain.png", "fat-digits"], ["large.bmp is an image", "sparring predict fat-digits digit.png"]),
         (["fat-digits", "plain.png", "--top", "0"], ["--top must be at least 1"]),
         (["fat-digits", "plain.png", "--eps", "8"], ["--eps must lie in (0, 1]", "8/255"]),
         (["fat-digit", "plain.png"], ["Did you mean 'fat-digits'?"]),

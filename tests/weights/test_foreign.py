@@ -18,11 +18,12 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from PIL import Image
 from torch import nn
 
 from sparring import models
 from sparring.errors import UserError
-from sparring.weights import foreign, load, load_model
+from sparring.weights import foreign, initial, load, load_model
 
 
 @pytest.fixture(scope="module")
@@ -119,6 +120,19 @@ def test_files_that_are_not_checkpoints_are_refused(tmp_path: Path, suffix: str,
     with pytest.raises(UserError, match=says) as caught:
         load_model(path)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "BMP", "WEBP"])
+def test_images_are_refused_as_such(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "photo.pth"
+    Image.new("RGB", (8, 8)).save(path, kind)
+    for read in (load_model, initial):
+        with pytest.raises(UserError, match=r"photo\.pth is an image, not a checkpoint\. Give a run folder"):
+            read(path)
+
+
+def test_a_length_that_spells_an_image_is_none() -> None:
+    assert foreign.is_image(b"BM" + bytes(10)) and not foreign.is_image(b"BM" + bytes(6) + b'{"')
 
 
 def test_archives_that_are_not_checkpoints_are_refused(tmp_path: Path, tiny: nn.Module) -> None:

@@ -238,7 +238,7 @@ def test_a_mismatch_names_keys_and_architecture(tmp_path: Path, peer_wrn: PeerWR
 
 def test_mismatches_are_one_line(tmp_path: Path) -> None:
     torch.save(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)).state_dict(), tmp_path / "mlp.pt")
-    with pytest.raises(UserError, match="no known architecture") as caught:
+    with pytest.raises(UserError, match=r"no known architecture.* --model package\.module:make, in Python") as caught:
         load_model(tmp_path / "mlp.pt")
     assert "\n" not in str(caught.value)
 
@@ -247,6 +247,71 @@ def test_facts_are_json(tmp_path: Path, tiny: nn.Module) -> None:
     torch.save({"net": tiny.state_dict(), "epoch": 7}, tmp_path / "m.pt")
     assert facts(tmp_path / "m.pt") == {"epoch": 7}
     json.dumps(load(tmp_path / "m.pt").facts)
+
+
+class Inner(nn.Module):
+    """All weights in one submodule; with a token, in two parts of other depths."""
+
+    def __init__(self, part: str = "net", token: bool = False):
+        super().__init__()
+        self.part = part
+        setattr(self, part, nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))
+        if token:
+            self.token = nn.Parameter(torch.ones(64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return getattr(self, self.part)(x * self.token.view(1, 1, 8, 8) if hasattr(self, "token") else x)
+
+
+@pytest.mark.parametrize("prefix", ["", "module.", "_orig_mod.", "module._orig_mod.", "net."])
+@pytest.mark.parametrize(("part", "token"), [("net", False), ("module", False), ("encoder", True)])
+def test_names_are_matched_against_those_of_the_given_network(
+    tmp_path: Path, prefix: str, part: str, token: bool
+) -> None:
+    """No more is stripped than makes them fit: the network's own `net.` stays."""
+    net, path = Inner(part, token).eval(), tmp_path / "own.pth"
+    torch.save({f"{prefix}{key}": value for key, value in net.state_dict().items()}, path)
+    loaded = load(path, model=Inner(part, token))
+    same(loaded.model, net, torch.rand(2, 1, 8, 8))
+    removed = [f"removed the prefix {name!r} from every key." for name in prefix.split(".") if name]
+    assert list(loaded.notes) == removed
+    begun = Inner(part, token)
+    assert begin_from(initial(path), begun, 10) == ""
+    same(begun, net, torch.rand(2, 1, 8, 8))
+
+
+def test_the_refusal_of_a_given_network_names_what_differs(tmp_path: Path) -> None:
+    path, state = tmp_path / "own.pth", Inner().state_dict()
+    torch.save({f"module.{key}": value for key, value in state.items()} | {"module.net.2.weight": torch.ones(1)}, path)
+    with pytest.raises(UserError, match=r"not hold the weights of Inner \(own:Inner\)\. unexpected: net\.2\.weight\.$"):
+        load_model(path, model=Inner())
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_given_network_is_put_behind_the_normalisation(tmp_path: Path, inside: bool) -> None:
+    """That of the file, or that of the caller."""
+    net, path, x = Inner().eval(), tmp_path / "own.pth", torch.rand(2, 1, 8, 8)
+    layer = {"mean": torch.tensor([0.5]), "std": torch.tensor([0.25])} if inside else {}
+    torch.save({**layer, **{f"model.{key}": value for key, value in net.state_dict().items()}}, path)
+    loaded = load(path, model=Inner(), normalize=None if inside else ([0.5], [0.25]))
+    with torch.no_grad():
+        torch.testing.assert_close(loaded.model(x), net((x - 0.5) / 0.25))
+    assert [list(part) for part in loaded.facts["model"]["normalize"]] == [[0.5], [0.25]]
+
+
+def test_a_given_network_keeps_its_own_normalisation(tmp_path: Path) -> None:
+    class Own(Inner):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("mean", torch.tensor([0.5]))
+            self.register_buffer("std", torch.tensor([0.25]))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward((x - self.mean) / self.std)
+
+    net, path = Own().eval(), tmp_path / "own.pth"
+    torch.save({f"module.{key}": value for key, value in net.state_dict().items()}, path)
+    same(load_model(path, model=Own()), net, torch.rand(2, 1, 8, 8))
 
 
 def test_whole_numbers_are_not_weights(tmp_path: Path, tiny: nn.Module) -> None:

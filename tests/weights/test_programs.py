@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from sparring import models, weights
 from sparring.errors import UserError
 from sparring.training import checkpoint
 from sparring.weights import programs
+from tests.own_networks import ViT
 
 from .conftest import MEAN, STD, TINY, described, stirred
 
@@ -71,14 +73,46 @@ def test_pt2_agrees_with_torch(tmp_path: Path) -> None:
     assert facts["threat"] == THREAT and facts["model"]["classes"][9] == "class 9"
 
 
-def test_a_network_that_cannot_be_traced_is_refused(tmp_path: Path) -> None:
-    class Branches(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x if x.sum() > 0 else -x
+class Branches(nn.Module):
+    """Decides by the values of its images."""
 
-    with pytest.raises(UserError, match=r"cannot be exported as pt2: .*--format safetensors") as caught:
-        programs.write_pt2(tmp_path / "x.pt2", Branches(), {"model": {"channels": 1, "size": [8, 8]}})
-    assert "\n" not in str(caught.value)
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 1 if x.mean() > 2 else x
+
+
+class CountsRows(nn.Module):
+    """Takes the batch size as a number of Python's."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flatten(1) + torch.zeros(1, 1).expand(len(x), -1)
+
+
+@pytest.mark.parametrize("form", ["pt2", "onnx"])
+def test_a_network_that_cannot_be_traced_is_refused(
+    tmp_path: Path, form: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """In one line, with torch's reason and without what torch prints and logs of it."""
+    if form == "onnx":
+        pytest.importorskip("onnxscript", reason="pip install onnx onnxscript")
+    write = programs.write_pt2 if form == "pt2" else programs.write_onnx
+    disabled = logging.root.manager.disable
+    with pytest.raises(
+        UserError, match=rf"cannot be exported as {form}: Could not guard [^()]*\(u0, 1\)\. Its .*--format safetensors"
+    ) as caught:
+        write(tmp_path / f"x.{form}", Branches(), {"model": {"channels": 1, "size": [8, 8]}})
+    assert str(caught.value).isprintable() and len(str(caught.value)) < 300
+    assert capfd.readouterr() == ("", "") and logging.root.manager.disable == disabled
+
+
+@pytest.mark.parametrize("form", ["pt2", "onnx"])
+@pytest.mark.parametrize("kind", [CountsRows, ViT])
+def test_a_program_for_one_batch_size_is_refused(tmp_path: Path, form: str, kind: type[nn.Module]) -> None:
+    if form == "onnx":
+        pytest.importorskip("onnxscript", reason="pip install onnx onnxscript")
+    write = programs.write_pt2 if form == "pt2" else programs.write_onnx
+    with pytest.raises(UserError, match=rf"as {form} for batches of any size: .* as len\(x\)") as caught:
+        write(tmp_path / f"x.{form}", kind().eval(), {"model": {"channels": 1, "size": [8, 8]}})
+    assert str(caught.value).isprintable() and not list(tmp_path.iterdir())
 
 
 def test_missing_packages_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,8 @@ from tyro.conf import Positional
 
 from sparring import weights
 from sparring.cli import arguments
+from sparring.cli.subject import sizes
+from sparring.errors import UserError
 from sparring.weights import Exported, Format
 
 _DESCRIPTION = """Write a model for other code. Every format takes pixels in [0, 1] of any batch size to logits.
@@ -42,12 +44,20 @@ class Export:
     """Also write the sub_block1 that TRADES' WRN class has and never uses, so that it loads with strict=True."""
     model: str | None = None
     """The network, where it is your own (package.module:make) or can be neither read nor identified."""
+    data: str | None = None
+    """The data set that your own network was made for, where its file does not record classes and image size."""
 
 
 def run(argv: list[str]) -> int:
     """Export, then print what was written and how to load it."""
     asked = arguments.parse(Export, argv, prog="sparring export", description=_DESCRIPTION)
     arguments.name_model(asked.model)
+    made_for = sizes(asked.run, asked.which, asked.model, asked.data)
+    if asked.data is not None and not made_for:
+        raise UserError(
+            "--data is for a network of your own (--model package.module:make), from a file that does not record its "
+            f"classes and image size. Leave out --data {asked.data}."
+        )
     written = weights.export(
         asked.run,
         asked.out,
@@ -55,6 +65,7 @@ def run(argv: list[str]) -> int:
         which=asked.which,
         sub_block1=asked.sub_block1,
         model=asked.model,
+        **made_for,
     )
     for file in written.files:
         print(f"wrote {file} ({file.stat().st_size / 1e6:.1f} MB)")

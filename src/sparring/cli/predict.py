@@ -19,10 +19,13 @@ from sparring.attacks import pgd
 from sparring.attacks.threat import Norm, check_radius
 from sparring.cli.arguments import name_model, parse
 from sparring.cli.console import WIDE, Screen
+from sparring.cli.subject import sizes
 from sparring.errors import UserError
+from sparring.models.own import PARAMETERS
 from sparring.seeds import generator
 from sparring.training import run_folder
 from sparring.training.distributed import pick_device
+from sparring.weights.foreign import is_image
 
 DESCRIPTION = """Predict the classes of image files. They are scaled and cropped as training on a folder does it.
 
@@ -83,8 +86,15 @@ def run(argv: list[str]) -> int:
         raise UserError("no image given. Write for example: sparring predict fat-digits digit.png")
     if asked.top < 1:
         raise UserError(f"--top must be at least 1, got {asked.top}.")
+    _refuse_image(asked.path)
     name_model(asked.model)
-    loaded = weights.load(asked.path, model=asked.model, which=asked.which, device=pick_device(asked.device))
+    loaded = weights.load(
+        asked.path,
+        model=asked.model,
+        **sizes(asked.path, asked.which, asked.model, asked.data),
+        which=asked.which,
+        device=pick_device(asked.device),
+    )
     norm = asked.norm or _trained_in(asked.path, loaded)
     if asked.eps is not None:
         check_radius("--eps", asked.eps, norm)
@@ -110,6 +120,17 @@ def run(argv: list[str]) -> int:
     return 0
 
 
+def _refuse_image(path: Path) -> None:
+    """Refuse an image in the place of the model."""
+    if path.is_file():
+        with suppress(OSError), path.open("rb") as file:  # what cannot be read is told by loading
+            if is_image(file.read(16)):
+                raise UserError(
+                    f"{path} is an image, not a checkpoint. The model comes first, then the images: "
+                    "sparring predict fat-digits digit.png"
+                )
+
+
 def _trained_in(path: Path, loaded: weights.Loaded) -> Norm:
     """The norm that a model was trained in, as its run or its exported file records it."""
     with suppress(UserError):
@@ -127,6 +148,9 @@ class _Described:
 def _described(asked: Options, loaded: weights.Loaded) -> tuple[_Described, list[str]]:
     """Class names, image size and channels: of the file, else of --data; and notes on what is unknown."""
     model, notes = loaded.facts["model"], list(loaded.notes)
+    unknown = [key for key in PARAMETERS if model.get(key) is None]
+    if unknown:  # a network of the user's own, in a file of weights alone
+        raise UserError(f"{asked.path} does not record {', '.join(unknown)}. Give its data set: --data digits.")
     count, channels = model["num_classes"], model["channels"]
     height, width = model["size"]
     if asked.data is not None:

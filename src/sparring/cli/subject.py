@@ -48,7 +48,7 @@ def open_subject(
     loaded = weights.load(
         path,
         model=model,
-        **_sizes(path, which, model, data_name),
+        **sizes(path, which, model, data_name),
         normalize=(mean, std) if mean else None,
         which=which,
         device=device,
@@ -75,12 +75,15 @@ def open_subject(
     return loaded, spec, images
 
 
-def _sizes(path: Path, which: weights.Which, model: str | None, data_name: str | None) -> dict[str, Any]:
-    """What the user's own network is made for, where a published file does not record it: that of the data."""
-    if model is None or data_name is None or models.built_in(model) or "model" in weights.facts(path, which=which):
+def sizes(path: Path, which: weights.Which, model: str | None, data_name: str | None) -> dict[str, Any]:
+    """What the user's own network is made for, where the file does not record it: that of the data."""
+    if model is None or data_name is None or models.built_in(model):
         return {}
+    about = weights.facts(path, which=which).get("model")
+    known = about if isinstance(about, dict) else {}
     images = data.load(data_name)
-    return {"num_classes": images.num_classes, "channels": images.channels, "size": images.size}
+    found = {"num_classes": images.num_classes, "channels": images.channels, "size": images.size}
+    return {key: value for key, value in found.items() if known.get(key) is None}
 
 
 def _for_testing(path: Path, images: Dataset, *, elsewhere: bool) -> Dataset:

@@ -104,7 +104,8 @@ def call(make: Make, name: str, **facts: Any) -> nn.Module:
     for key, value in asked.items():
         if value is None:
             raise UserError(
-                f"what makes the model {name!r} asks for {key}, which the file does not record. Give {key}=."
+                f"what makes the model {name!r} asks for {key}, which the file does not record. Give its data set "
+                f"(--data digits), in Python {key}=."
             )
     try:
         model = make(**asked)

@@ -21,6 +21,7 @@ from sparring._version import __version__
 from sparring.errors import UserError, unknown
 from sparring.files.leftovers import sweep, target
 from sparring.models import built_in
+from sparring.models.own import PARAMETERS
 from sparring.training import checkpoint, run_folder
 from sparring.weights import measured, programs
 from sparring.weights.load import HUB_CONFIG, HUB_WEIGHTS, Which, load, locate
@@ -66,6 +67,9 @@ def export(
     which: Which = "last",
     sub_block1: bool = False,
     model: str | nn.Module | None = None,
+    num_classes: int | None = None,
+    channels: int | None = None,
+    size: tuple[int, int] | None = None,
 ) -> Exported:
     """Write a model in a format that other code reads.
 
@@ -80,6 +84,9 @@ def export(
         which: the checkpoint of a run folder.
         sub_block1: also write the sub_block1 that TRADES' WRN class has and never uses, so that strict=True works.
         model: the network, where it is the caller's own or cannot be identified, as `load_model` takes it.
+        num_classes: with `channels` and `size`, what the network was made for, as `load_model` takes them.
+        channels: the colour channels.
+        size: (height, width) of its images.
     """
     if format not in FORMATS:
         raise unknown("format", str(format), FORMATS)
@@ -89,8 +96,10 @@ def export(
             "model is from, for example 'runs/a'; where the network is your own, also model=net."
         )
     source = locate(Path(path), which)
-    loaded = load(path, which=which, model=model)
+    loaded = load(path, which=which, model=model, num_classes=num_classes, channels=channels, size=size)
     facts, notes = described(loaded.facts, source)
+    if format != "safetensors":
+        _refuse_unknown_sizes(source, facts, format)
     named = _name(Path(path).expanduser(), source)
     folder, name = _place(Path(out).expanduser() if out is not None else None, named, format)
     made = [folder / file for file in _files(name, format)]
@@ -145,6 +154,16 @@ def _files(name: str, format: Format) -> tuple[str, ...]:
     if format == "hub":
         return HUB_WEIGHTS, HUB_CONFIG, _CARD
     return (f"{name}.safetensors", f"{name}.pt") if format == "safetensors" else (f"{name}.{format}",)
+
+
+def _refuse_unknown_sizes(source: Path, facts: Mapping[str, Any], format: Format) -> None:
+    """Refuse a network of the caller's own whose file does not say what it is made for."""
+    unknown = [key for key in PARAMETERS if facts["model"].get(key) is None]
+    if unknown:
+        raise UserError(
+            f"{source} does not record {', '.join(unknown)}, which {format} needs. Give its data set (--data "
+            f"digits), in Python {'=, '.join(unknown)}=."
+        )
 
 
 def _refuse_another(folder: Path) -> None:

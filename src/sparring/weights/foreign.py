@@ -12,7 +12,7 @@ import math
 import re
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,15 @@ _FIX = "Save its weights alone: torch.save(model.state_dict(), 'weights.pt')."
 
 
 @dataclass(frozen=True)
+class Reading:
+    """The tensors of a file under one choice of names, as stored."""
+
+    tensors: dict[str, Tensor]
+    normalize: tuple[list[float], list[float]] | None = None  # (mean, std), where they are not among the tensors
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class ForeignCheckpoint:
     """The content of a published file, with plain key names."""
 
@@ -43,7 +52,7 @@ class ForeignCheckpoint:
     normalize: tuple[list[float], list[float]] | None = None  # (mean, std), where the file has such a layer
     facts: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    named: dict[str, Tensor] = field(default_factory=dict)  # the same tensors under the names of the file
+    readings: tuple[Reading, ...] = ()  # the file's own names, then fewer and fewer prefixes
 
 
 def read(path: Path) -> ForeignCheckpoint:
@@ -55,17 +64,24 @@ def read(path: Path) -> ForeignCheckpoint:
     found = plain(_numbers(file, stored), path)
     epoch = content.get("epoch") if isinstance(content, Mapping) else None
     facts = {"epoch": epoch} if type(epoch) is int else {}
-    return ForeignCheckpoint(found.tensors, found.normalize, facts, (*notes, *found.notes), found.named)
+    readings = tuple(replace(reading, notes=(*notes, *reading.notes)) for reading in found.readings)
+    return ForeignCheckpoint(found.tensors, found.normalize, facts, (*notes, *found.notes), readings)
 
 
 def plain(named: Mapping[str, Tensor], path: Path) -> ForeignCheckpoint:
-    """Reduce the keys of a network to plain names: no prefix of a wrapper, no unused part."""
+    """Reduce the keys of a network to plain names: no prefix of a wrapper, no unused part.
+
+    A prefix may also be a part of the network (`self.net`): whoever knows its names takes the reading that has them.
+    """
     check_names(named, path)
     notes: list[str] = []
     tensors, normalize = _take_normalisation(dict(named), path)
     if normalize is not None:
         notes.append(f"used the file's normalisation layer: mean {normalize[0]}, std {normalize[1]}.")
-    tensors = {key: tensor for key, tensor in tensors.items() if key.rpartition(".")[2] != "n_averaged"}
+    tensors = _without_counts(tensors)
+    readings = list(_readings(named, None))
+    if normalize is not None:
+        readings += _readings(tensors, normalize, tuple(notes))
     while True:
         first = {key.partition(".")[0] for key in tensors}
         if first == {"model", "attacker"}:  # the robustness library saves the network twice
@@ -74,18 +90,44 @@ def plain(named: Mapping[str, Tensor], path: Path) -> ForeignCheckpoint:
         elif len(first) == 1 and all(key.count(".") >= 2 for key in tensors if not key.endswith("num_batches_tracked")):
             (prefix,) = first
             tensors = {key.removeprefix(f"{prefix}."): tensor for key, tensor in tensors.items()}
-            notes.append(f"removed the prefix {prefix!r} from every key.")
+            notes.append(_removed(prefix))
         else:
             break
     unused = [key for key in tensors if key.startswith("sub_block1.")]
     if unused:
         tensors = {key: tensor for key, tensor in tensors.items() if key not in unused}
         notes.append(f"left out sub_block1 ({len(unused)} tensors): the published WRN creates it and never uses it.")
-    return ForeignCheckpoint(_as_numbers(tensors, path), normalize, notes=tuple(notes), named=dict(named))
+    numbers = _as_numbers(tensors, path)
+    readings.append(Reading(numbers, normalize, tuple(notes)))
+    return ForeignCheckpoint(numbers, normalize, notes=tuple(notes), readings=tuple(readings))
+
+
+def _readings(
+    named: Mapping[str, Tensor], normalize: tuple[list[float], list[float]] | None, notes: tuple[str, ...] = ()
+) -> Iterator[Reading]:
+    """The tensors under their own names, then without each prefix that all of them share."""
+    yield Reading(dict(named), normalize, notes)
+    tensors = _without_counts(named)
+    if len(tensors) < len(named):
+        yield Reading(tensors, normalize, notes)
+    while len({key.partition(".")[0] for key in tensors}) == 1 and all("." in key for key in tensors):
+        prefix = next(iter(tensors)).partition(".")[0]
+        tensors = {key.partition(".")[2]: tensor for key, tensor in tensors.items()}
+        notes = (*notes, _removed(prefix))
+        yield Reading(tensors, normalize, notes)
+
+
+def _without_counts(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors but for the counters of averaged models."""
+    return {key: tensor for key, tensor in tensors.items() if key.rpartition(".")[2] != "n_averaged"}
+
+
+def _removed(prefix: str) -> str:
+    return f"removed the prefix {prefix!r} from every key."
 
 
 def refuse_impostor(path: Path) -> None:
-    """Refuse a file that is not a checkpoint: empty, a web page, a Git LFS pointer, other text."""
+    """Refuse a file that is not a checkpoint: empty, an image, a web page, a Git LFS pointer, other text."""
     require_regular(path)
     try:
         with path.open("rb") as file:
@@ -97,6 +139,10 @@ def refuse_impostor(path: Path) -> None:
             f"{path} is a program for other runtimes, which Sparring does not read back. Give the run folder or a "
             ".safetensors file."
         )
+    if is_image(head):
+        raise UserError(
+            f"{path} is an image, not a checkpoint. Give a run folder or a .safetensors, .pt, .pth or .pth.tar file."
+        )
     text = head.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
     if not head:
         raise UserError(f"{path} is empty: the download or copy failed. Fetch it again.")
@@ -106,6 +152,15 @@ def refuse_impostor(path: Path) -> None:
         raise UserError(f"{path} is a Git LFS pointer, not the file it stands for. Run `git lfs pull`.")
     if head[:1] in (b"{", b"[") and all(32 <= byte < 127 or byte in b"\t\r\n" for byte in head):
         raise UserError(f"{path} is a text file, not a checkpoint. Give a .safetensors, .pt, .pth or .pth.tar file.")
+
+
+def is_image(head: bytes) -> bool:
+    """Whether a file that begins so is a PNG, JPEG, GIF, BMP or WebP."""
+    if head[8:9] == b"{":  # safetensors, after a length that may spell "BM"
+        return False
+    if head.startswith((b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF87a", b"GIF89a")):
+        return True
+    return (head[:2] == b"BM" and head[6:10] == bytes(4)) or (head[:4] == b"RIFF" and head[8:12] == b"WEBP")
 
 
 def check_names(tensors: Iterable[str], path: Path) -> None:

@@ -8,8 +8,8 @@ state unchanged. Knows neither data nor attacks.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -53,7 +53,7 @@ class _File:
     facts: dict[str, Any]
     normalize: Normalisation | None = None
     notes: tuple[str, ...] = ()
-    named: dict[str, Tensor] = field(default_factory=dict)  # of a foreign file: the tensors under its own names
+    readings: tuple[foreign.Reading, ...] = ()  # of a foreign file: the tensors under its own names, and shorter ones
 
 
 def load_model(
@@ -221,20 +221,23 @@ def _load_own(
     inside = described.get("normalize")
     normalize = _agreed(file.path, inside or file.normalize, normalize)
     channels = sizes["channels"] or (len(normalize[0]) if normalize else 0)
-    candidates = [net, models.with_normalisation(net, normalize, channels)] if normalize is not None else [net]
-    given = [file.tensors, *([file.named] if file.named else [])]
-    fitting = [(network, tensors) for network in candidates for tensors in given if _fits(network, tensors)]
+    readings = file.readings or (foreign.Reading(file.tensors, notes=file.notes),)
+    behind = models.with_normalisation(net, normalize, channels)
+    fitting = [(network, reading) for reading in readings for network in (net, behind) if _fits(network, reading)]
     if not fitting:
-        network = candidates[-1] if inside else net
-        wrong = in_words(problems(given[0], shapes_of(network.state_dict())))
-        raise UserError(f"{file.path} does not hold the weights of {type(net).__name__} ({name}). {wrong}")
-    network, tensors = fitting[0]
+        network = behind if inside else net
+        wrong = min((list(_differences(network, reading)) for reading in readings), key=len)
+        raise UserError(f"{file.path} does not hold the weights of {type(net).__name__} ({name}). {in_words(wrong)}")
+    network, reading = fitting[0]
+    tensors = reading.tensors
     _refuse_kinds(file.path, tensors, network.state_dict())
     network.load_state_dict(tensors, strict=True)
+    if file.normalize is None or reading.normalize is not None:  # else the tensors hold the normalisation
+        network = behind
     facts = {**{key: list(value) if key == "size" and value else value for key, value in sizes.items()}, "name": name}
     recorded = file.facts.get("model")
-    about = {**(recorded if isinstance(recorded, dict) else {"normalize": normalize}), **facts}
-    return Loaded(network.to(device).eval(), {**file.facts, "model": about}, (*file.notes, *_not_finite(network)))
+    about = {**(recorded if isinstance(recorded, dict) else {}), "normalize": normalize, **facts}
+    return Loaded(network.to(device).eval(), {**file.facts, "model": about}, (*reading.notes, *_not_finite(network)))
 
 
 def _of_its_run(file: _File) -> _File:
@@ -263,8 +266,12 @@ def _refuse_kinds(path: Path, tensors: Mapping[str, Tensor], state: Mapping[str,
         raise UserError(f"{path} is damaged: its weights are {wrong} Copy it again, or use another.")
 
 
-def _fits(network: nn.Module, tensors: Mapping[str, Tensor]) -> bool:
-    return next(problems(tensors, shapes_of(network.state_dict())), None) is None
+def _fits(network: nn.Module, reading: foreign.Reading) -> bool:
+    return next(_differences(network, reading), None) is None
+
+
+def _differences(network: nn.Module, reading: foreign.Reading) -> Iterator[tuple[str, str]]:
+    return problems(reading.tensors, shapes_of(network.state_dict()))
 
 
 def read(path: Path) -> _File:
@@ -285,7 +292,7 @@ def read(path: Path) -> _File:
             inside = [tensors[key].flatten().tolist() for key in ("normalize.mean", "normalize.std") if key in tensors]
             return _File(path, tensors, own.facts, (inside[0], inside[1]) if len(inside) == 2 else None)
         published = replace(foreign.plain(own.tensors, path), facts=own.facts)
-    return _File(path, published.tensors, published.facts, published.normalize, published.notes, published.named)
+    return _File(path, published.tensors, published.facts, published.normalize, published.notes, published.readings)
 
 
 def _described_beside(path: Path) -> dict[str, Any]:
@@ -352,8 +359,8 @@ def _network(file: _File, described: Mapping[str, Any]) -> Identified:
         closest, _ = identify.nearest(file.tensors)
         missing = identify.differences(file.tensors, identify.read_off(closest, file.tensors).shapes())
         raise UserError(
-            f"{file.path} has no known architecture. {identify.advice(file.tensors)} {missing} Evaluate your own "
-            "model in Python: sparring.evaluate(model, x, y)."
+            f"{file.path} has no known architecture. {identify.advice(file.tensors)} {missing} Where the network is "
+            "your own, name what makes it: --model package.module:make, in Python model=net."
         )
     known = {key: described[key] for key in ("num_classes", "channels", "size") if key in described}
     network = identify.read_off(name, file.tensors, **known)

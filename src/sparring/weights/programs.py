@@ -9,9 +9,10 @@ from __future__ import annotations
 import io
 import json
 import logging
+import re
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,13 @@ import torch
 from torch import Tensor, nn
 
 from sparring.errors import UserError
+from sparring.files.regular import shown
 from sparring.training import checkpoint
 
 EXTRA_FILE = "sparring.json"  # in a .pt2
 _BATCH = 2  # of the example: torch.export would take a batch of one for a constant
+_ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_LONGEST = 160  # characters of torch's own words in a message
 
 
 def write_pt2(path: Path, model: nn.Module, facts: Mapping[str, Any]) -> None:
@@ -60,6 +64,8 @@ def write_onnx(path: Path, model: nn.Module, facts: Mapping[str, Any]) -> None:
             raise _untraceable("onnx", error) from None
         assert program is not None  # torch's signature: None where it is asked to write the file itself
         proto = program.model_proto
+    if any(_first_axis_is_fixed(value) for value in (*proto.graph.input, *proto.graph.output)):
+        raise _one_batch_size("onnx")  # torch's ONNX exporter itself says nothing of it
     for key, value in _properties(facts).items():
         proto.metadata_props.add(key=key, value=value)
     with checkpoint.replacing(path) as temporary:
@@ -83,22 +89,41 @@ def _any_batch() -> tuple[dict[int, Any]]:
     return ({0: torch.export.Dim("batch", min=1)},)
 
 
-def _untraceable(form: str, error: Exception) -> UserError:
-    lines = str(error).strip().splitlines() or [type(error).__name__]
+def _first_axis_is_fixed(value: Any) -> bool:
+    """Whether an input or output of an ONNX graph has a number as its first axis, the batch."""
+    axes = value.type.tensor_type.shape.dim
+    return bool(axes) and axes[0].HasField("dim_value")
+
+
+def _untraceable(form: str, error: BaseException) -> UserError:
+    while type(error).__module__.startswith("torch.onnx") and error.__cause__ is not None:
+        error = error.__cause__  # the exporter's own text tells its steps, not the reason
+    text = _ANSI.sub("", str(error)).strip()
+    if text.startswith("Constraints violated"):
+        return _one_batch_size(form)
+    first = re.sub(r"\s+", " ", text.partition("\n")[0].partition(" (unhinted")[0]).strip() or type(error).__name__
     return UserError(
-        f"this network cannot be exported as {form}: {lines[0].rstrip('.')}. Its weights can: --format safetensors."
+        f"this network cannot be exported as {form}: {shown(first, _LONGEST).rstrip('.')}. Its weights can: "
+        "--format safetensors."
+    )
+
+
+def _one_batch_size(form: str) -> UserError:
+    return UserError(
+        f"this network cannot be exported as {form} for batches of any size: its forward makes the batch size a "
+        "constant, as len(x) and int(x.shape[0]) do. Write x.shape[0] there, or export its weights: --format "
+        "safetensors."
     )
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the exporters' own notes: they speak of torchvision and of deprecations inside torch."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    """Without what torch's exporters log and print: notes on torch itself, and whole graphs before an error."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(level)
+        logging.disable(before)
