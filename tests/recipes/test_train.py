@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import sparring
+from sparring.data import load
 from sparring.training import run_folder
 
 QUICK = {"epochs": 1, "batch_size": 256, "device": "cpu"}
@@ -85,6 +86,15 @@ def test_resuming_where_there_is_no_run_begins_one_and_says_so(tmp_path, caplog)
     assert caplog.messages == [f"{tmp_path / 'run'} held no run to resume: a new one begins."]
     begin(resume=True, **QUICK)
     assert len(caplog.messages) == 1
+
+
+def test_resuming_a_misspelt_folder_is_an_error_where_nothing_says_what_to_train(tmp_path):
+    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+    with pytest.raises(sparring.UserError, match=r"holds no run .*Check the path"):
+        sparring.train(out=tmp_path / "typo", model=network, resume=True)
+    digits = load("digits")
+    part = (digits.train.head(40).x, digits.train.head(40).y), (digits.test.head(9).x, digits.test.head(9).y)
+    sparring.train(out=tmp_path / "new", model=network, data=part, resume=True, epochs=1, validation=8, batch_size=16)
 
 
 def test_a_recipe_without_its_attack_keeps_the_radius_of_validation(tmp_path):

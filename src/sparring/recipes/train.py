@@ -58,7 +58,7 @@ def train(
         recipe: the name of a recipe (`sparring recipes` lists them), or a `Config`. None: the run in `out` with
             `resume`, else what you give of objective, model and data, and the defaults of `Config`.
         out: the run folder. A run that is there is continued with `resume` and replaced with `overwrite`.
-        resume: continue the run in `out`. Where there is none, a recipe or objective begins one, and a note says so.
+        resume: continue the run in `out`. Where there is none, recipe, objective or data begin one, as a note says.
         objective: what is minimised, e.g. FAT(tau=2), in place of the recipe's.
         model: a network of the caller's own, from pixels in [0, 1] to logits: a module, of which a copy is trained from
             the weights it has; a function or class that makes it; or a name (built in, registered, package.module:make,
@@ -92,10 +92,10 @@ def train(
     if resume and overwrite:
         raise UserError("resume continues a run and overwrite replaces it. Give one of them.")
     goes_on = resume and (Path(out) / run_folder.CONFIG).exists()
-    if resume and not goes_on and recipe is None and objective is None:
+    if resume and not goes_on and all(part is None for part in (recipe, objective, data)):
         raise UserError(
-            f"{out} holds no run (no {run_folder.CONFIG} in it). Check the path, or begin one with a recipe or "
-            "objective=."
+            f"{out} holds no run (no {run_folder.CONFIG} in it). Check the path, or begin one with a recipe, "
+            "objective= or data=."
         )
     if not goes_on and all(part is None for part in (recipe, objective, model, data)):
         raise UserError(
