@@ -307,7 +307,7 @@ def main() -> None:
     every = [(shape, kind) for shape in shapes for kind in KINDS]
     every += [(shape, kind) for shape in STRIDED[given.model] for kind in ("forward", "back+sum")]
     compile_all((shape, kind, cut) for shape, kind in every for cut in cuts_of(shape, kind))
-    sizes = (128, 1024, 16, 40, 64, 8, 24)  # 1024: as in an evaluation
+    sizes = (128, 1024, 16, 40, 64, 8, 24)
     try:
         for images in sizes:
             for shape, kind in every:

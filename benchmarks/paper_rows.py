@@ -57,6 +57,8 @@ def main() -> None:
     parser.add_argument("--slower", type=float, default=5.0, help="by which a row takes longer beside the others")
     parser.add_argument("--device", default="cuda")
     given = parser.parse_args()
+    if given.at_once < 1 or given.minutes <= 0:
+        parser.error(f"--at-once must be at least 1 and --minutes above 0, got {given.at_once} and {given.minutes:g}")
     try:
         jobs = wanted(given.rows, given.scale)
     except UserError as error:

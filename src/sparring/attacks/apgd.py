@@ -1,8 +1,8 @@
-"""The steps of AutoAttack's APGD in the L-infinity norm, without questions to the device.
+"""The steps of AutoAttack's APGD in the L-infinity norm, without waiting for the device.
 
-pyautoattack asks the device several times a step, for instance which images are misclassified, and differentiates its
-losses by autograd, the targeted one through a sort. Here a step waits for nothing, and the losses come with their
-gradients; the same points come out up to rounding.
+pyautoattack synchronizes with the device several times a step, for instance to learn which images are misclassified,
+and differentiates its losses by autograd, the targeted one through a sort. Here no step synchronizes, and the losses
+come with their gradients; the same points come out up to rounding.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The steps of AutoAttack's targeted FAB in the L-infinity norm, with few questions to the device.
+"""The steps of AutoAttack's targeted FAB in the L-infinity norm, with few synchronizations.
 
 pyautoattack sorts every pixel for each projection, and asks at every step which images are misclassified. Here nothing
 is sorted (hyperplane.py) and all images are treated alike; the same points come out up to rounding.

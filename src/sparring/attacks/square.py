@@ -1,4 +1,4 @@
-"""The queries of AutoAttack's Square in the L-infinity norm, with few questions to the device.
+"""The queries of AutoAttack's Square in the L-infinity norm, with few synchronizations.
 
 pyautoattack builds whole images for every query and asks the device several times where the square lies and which
 images are left. Here only the square is written, and taken back where it does not help. Random numbers are drawn as the
